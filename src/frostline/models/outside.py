@@ -444,7 +444,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 kept = storage.clone()  # type: ignore[no-untyped-call]
                 self._kept.setdefault(storage._cdata, (storage, kept))  # noqa: SLF001
         output = func(*args, **kwargs)
-        if not any(returned.alias_info for returned in func._schema.returns):  # noqa: SLF001
+        if not _gives_views(func):
             taken = {*map(_storage_of, args)}
             self._made.update({*map(_storage_of, output if isinstance(output, tuple | list) else (output,))} - taken)
         return output
@@ -456,16 +456,33 @@ _Writes.__torch_dispatch__ = _Writes._dispatched  # type: ignore[method-assign,a
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors with values into which an operation writes."""
-    schema = func._schema  # noqa: SLF001 (as torch's own modes do)
     found: list[Any] = []
-    if schema.is_mutable:
-        for place, argument in enumerate(schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[place] if place < len(args) else kwargs.get(argument.name)
-                found.extend(value if isinstance(value, tuple | list) else [value])
-    elif "batch_norm" in schema.name and "backward" not in schema.name:  # which do not say it of their statistics
-        found.extend(args[3:5])
+    for place, name in _places_written(func):
+        value = args[place] if place < len(args) else kwargs.get(name)
+        found.extend(value if isinstance(value, tuple | list) else [value])
     return [value for value in found if _has_values(value)]
+
+
+@cache
+def _places_written(func: Any) -> tuple[tuple[int, str], ...]:
+    """Place and name of each argument into which an operation writes; to ask torch takes longer than small operations.
+
+    Batch norms do not say it of their statistics.
+    """
+    schema = func._schema  # noqa: SLF001 (as torch's own modes do)
+    hidden = (3, 4) if "batch_norm" in schema.name and "backward" not in schema.name else ()
+    return tuple(
+        (place, argument.name)
+        for place, argument in enumerate(schema.arguments)
+        if (schema.is_mutable and argument.alias_info is not None and argument.alias_info.is_write)
+        or (not schema.is_mutable and place in hidden)
+    )
+
+
+@cache
+def _gives_views(func: Any) -> bool:
+    """Whether an operation may return what it was given, or a view of it."""
+    return any(returned.alias_info for returned in func._schema.returns)  # noqa: SLF001
 
 
 _WITH_VALUES = (torch.Tensor, nn.Parameter, nn.Buffer)
