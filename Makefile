@@ -19,6 +19,9 @@ COSMIC_RAY_VERSION := 8.7.0
 
 # Tests start some hundred processes, which would each compile Frostline and TensorFlow anew.
 unexport PYTHONDONTWRITEBYTECODE
+# Threads of PyTorch that wait for each other would spin, on cores that other tests run on: of an example that takes 8 s
+# of processor time it made 20. Frostline's own processes have it so too (engines/machine.py).
+export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: demo test test-fast test-long check static types layers site fuzz mutation browser cassandra frameworks deploy-tools \
 	install install-test docs map lock sbom wheel first-screen clean

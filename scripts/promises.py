@@ -66,9 +66,9 @@ def held() -> dict[str, Held]:
     """
     found = {name: Held() for name in PROMISES}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        if "promise" in ast.dump(tree):
-            for name, test, mended in _marked(tree):
+        text = path.read_text(encoding="utf-8")
+        if "promise" in text:
+            for name, test, mended in _marked(ast.parse(text)):
                 if name not in found:
                     raise SystemExit(f"{path.relative_to(ROOT)}: there is no promise {name!r}: see scripts/promises.py")
                 _take(found[name], str(path.relative_to(ROOT)), test, mended)

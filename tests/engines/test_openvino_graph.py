@@ -10,6 +10,7 @@ from frostline.engines import openvino
 from frostline.engines.catalog import absence, build
 from frostline.engines.protocols import identity
 from frostline.models import cut_network, freeze
+from support.matrices import sampled
 from support.networks import UNTIL
 from support.networks import build as network
 from support.prefixes import LEVELS, kept_pixels, pixels, relative_error, small_prefix
@@ -45,7 +46,7 @@ def no_trace(monkeypatch):
     monkeypatch.setattr(openvino, "export_prefix", refuse)
 
 
-@pytest.mark.parametrize("name", DIRECT)
+@pytest.mark.parametrize("name", sampled(DIRECT, ("alexnet", "efficientnet_lite0", "vit_small")))
 def test_a_network_is_converted_without_being_traced_again(name, no_trace):
     torch.manual_seed(0)
     assert error_of(prefix_of(network(name), UNTIL[name])) < 1e-5

@@ -20,6 +20,12 @@ def modules():
 
 
 @pytest.fixture(scope="module")
+def trees():
+    """The syntax of every module, by its dotted name."""
+    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in modules()}
+
+
+@pytest.fixture(scope="module")
 def heights():
     """How high each room stands, by the contract of imports: 0 is the lowest."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -29,22 +35,21 @@ def heights():
     return {room: height for height, row in enumerate(reversed(rooms)) for room in row}
 
 
-def texts_that_name_modules():
+def texts_that_name_modules(trees):
     """Module, and the module that one of its texts names; texts of the table of processes are not among them."""
-    known = dict(modules())
-    for name, path in known.items():
+    for name, tree in trees.items():
         if name == "frostline.core.system":
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in known:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in trees:
                 yield name, node.value
 
 
-def test_what_a_text_names_lies_below_or_in_the_same_room(heights):
+def test_what_a_text_names_lies_below_or_in_the_same_room(heights, trees):
     def height(name):
         return heights[name.split(".")[1]]
 
-    found = [(named_by, name) for named_by, name in texts_that_name_modules() if name != "frostline"]
+    found = [(named_by, name) for named_by, name in texts_that_name_modules(trees) if name != "frostline"]
     assert ("frostline.node.torch_bridge", "frostline.engines.torch") in found, "texts are found at all"
     upward = [
         (named_by, name) for named_by, name in found if named_by != "frostline" and height(name) > height(named_by)
@@ -65,10 +70,10 @@ def is_package(name):
     return importlib.util.find_spec(name).submodule_search_locations is not None
 
 
-def test_processes_are_started_by_the_table_alone():
+def test_processes_are_started_by_the_table_alone(trees):
     """A command that begins with Python and -m names its module by STARTED, or by an argument."""
-    for name, path in modules():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for name, tree in trees.items():
+        for node in ast.walk(tree):
             words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List) else []
             if "'-m'" in words:
                 module = words[words.index("'-m'") + 1]

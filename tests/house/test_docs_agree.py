@@ -6,8 +6,21 @@ import runpy
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.fixture(scope="module")
+def docstrings():
+    """The docstring of every module, by its path, and whether it says what it gives."""
+    found = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        gives = any(isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body)
+        found[path] = ast.get_docstring(tree) or "", gives
+    return found
 
 
 def test_the_picture_of_the_layers_and_the_page_of_modules_are_those_of_the_code():
@@ -16,15 +29,10 @@ def test_the_picture_of_the_layers_and_the_page_of_modules_are_those_of_the_code
     assert "| `ordering.orders` | Decides which sample stands" in tools["page"]()
 
 
-def test_every_module_says_what_it_is_and_what_it_gives():
-    for path in (ROOT / "src").rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        first = (ast.get_docstring(tree) or "").split("\n")[0]
-        assert first.endswith("."), f"{path}: the first line is a sentence"
-        if path.name not in {"__init__.py", "__main__.py"}:
-            assert any(
-                isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" for node in tree.body
-            ), f"{path} has no __all__"
+def test_every_module_says_what_it_is_and_what_it_gives(docstrings):
+    for path, (text, gives) in docstrings.items():
+        assert text.split("\n")[0].endswith("."), f"{path}: the first line is a sentence"
+        assert gives or path.name in {"__init__.py", "__main__.py"}, f"{path} has no __all__"
 
 
 def test_what_the_architecture_names_is_there():
@@ -134,12 +142,11 @@ def test_the_picture_shows_the_committed_figures():
     assert [cut["share"] for cut in figures["cuts"]] == sorted(cut["share"] for cut in figures["cuts"])
 
 
-def test_every_module_that_claims_to_decide_is_held_to_it():
+def test_every_module_that_claims_to_decide_is_held_to_it(docstrings):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = {contract["id"]: contract for contract in project["tool"]["importlinter"]["contracts"]}
     pure = [*contracts["pure"]["source_modules"], *contracts["pure-in-itself"]["source_modules"]]
-    for path in (ROOT / "src").rglob("*.py"):
-        first = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    for path, (first, _) in docstrings.items():
         name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
         claims = first.partition("\n\n")[0]
         if claims.startswith(("Decide ", "Decides ")) or re.search(r": decides |\bPure[.:]", claims):

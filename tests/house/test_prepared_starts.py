@@ -99,7 +99,8 @@ def test_what_only_a_start_reads_is_that_of_this_process():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (500, before[1]))
     try:
-        said = both("-c", code, env={**os.environ, "OMP_NUM_THREADS": "1"})[1].stdout
+        command, environment = [sys.executable, "-c", code], {**os.environ, "OMP_NUM_THREADS": "1"}
+        said = subprocess.run(command, env=environment, capture_output=True).stdout
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert said == b"500 1\n"

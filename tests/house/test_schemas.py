@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -91,14 +91,23 @@ def is_statement(value):
     return isinstance(value, str) and "CREATE" in value
 
 
+def trees():
+    """Path and syntax of every module."""
+    for path in SOURCE.rglob("*.py"):
+        yield path.relative_to(SOURCE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache  # to parse every module takes a second
 def numbers():
     """Every schema number: the module that has it, its name, and what it is."""
-    for path in SOURCE.rglob("*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    found = []
+    for path, tree in trees():
+        for node in tree.body:
             name = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
             is_number = name in {"SCHEMA", "_SCHEMA", "_FORMAT"} and isinstance(node.value, ast.Constant)
             if is_number and not is_statement(node.value.value):
-                yield path.relative_to(SOURCE).as_posix(), name, node.value.value
+                found.append((path, name, node.value.value))
+    return found
 
 
 def number_of(module):
@@ -206,8 +215,8 @@ WRITERS = {
 
 def writers():
     """The modules that write files."""
-    for path in SOURCE.rglob("*.py"):
-        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+    for path, tree in trees():
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         named = {call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func) for call in calls}
         opened = any(
             isinstance(value, ast.Constant) and str(value.value) in {"w", "wb", "x", "xb", "a", "ab", "x+b"}
@@ -216,7 +225,7 @@ def writers():
             for value in (*call.args, *(keyword.value for keyword in call.keywords))
         )
         if opened or named & WRITERS:
-            yield path.relative_to(SOURCE).as_posix()
+            yield path
 
 
 def test_whatever_writes_files_has_a_number_or_a_reason():

@@ -9,8 +9,6 @@ import pytest
 
 from support.nodes import make_images
 
-pytestmark = pytest.mark.usefixtures("plain_starts")
-
 _SCRIPT = Path(__file__).parents[1] / "support" / "traced.py"
 
 

@@ -121,10 +121,12 @@ class Workers(InDataLoader, StateTests):
 @mostly_long(*ALIKE, "test_data_that_cannot_be_read_ends_a_pass_with_a_sentence")
 class TestOneForkedWorker(Workers, FailureTests):
     workers, start = 1, "fork"
+    stops = (0, 1, 5)
 
 
 class TestWorkerLoader(OrderTests, StateTests, BreakTests, StateRefusalTests, FailureTests):
     start = "fork"
+    stops = (0, 1, 5)
 
     def make(self, job, batch_size, state=None, **options):
         loader = WorkerLoader(job.loader(batch_size, **options), 2, start=self.start)
@@ -208,6 +210,7 @@ class TestStatefulDataLoader(Stateful, StateRefusalTests, FailureTests):
 @mostly_long(*ALIKE)
 class TestStatefulDataLoaderWithWorkers(Stateful):
     workers, start = 2, "fork"
+    stops = (0, 1, 3, 5)
     # torchdata starts the workers of a pass before its first batch, and they take the state with them.
     test_a_pass_of_which_nothing_was_taken_takes_no_state_away = None
 

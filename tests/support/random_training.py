@@ -217,20 +217,16 @@ def _drawn(draw, kinds, count, share, else_):
 
 
 class Network(nn.Module):
-    """A network of a seed; ``made_of`` says what was drawn."""
+    """A network of blocks; ``made_of`` says what was drawn.
 
-    def __init__(self, seed):
+    Its code names no table of kinds: what a network's code reaches is kept whenever it is run or traced, which is what
+    most of its time would go into.
+    """
+
+    def __init__(self, frozen, trained, joined, mode, made_of):
         super().__init__()
-        draw = random.Random(seed)
-        torch.manual_seed(seed)
-        frozen = [
-            draw.choice(sorted(FROZEN)) if draw.random() < 0.6 else "activation" for _ in range(draw.randint(1, 4))
-        ]
-        trained = [draw.choice(sorted(TRAINED)) if draw.random() < 0.7 else "linear" for _ in range(draw.randint(0, 2))]
-        self.joined, self.mode = draw.choice(JOINED), draw.choice(("frozen in eval", "frozen in eval", "train", "eval"))
-        self.made_of = {"frozen": frozen, "trained": trained, "joined": self.joined, "mode": self.mode}
-        self.frozen = nn.ModuleList(FROZEN[name]() for name in frozen)
-        self.trained = nn.ModuleList(TRAINED[name]() for name in trained)
+        self.joined, self.mode, self.made_of = joined, mode, made_of
+        self.frozen, self.trained = nn.ModuleList(frozen), nn.ModuleList(trained)
         self.weights = nn.Parameter(torch.randn(len(frozen)))
         self.inner = linear()
         self.fc = nn.Linear(2 * WIDTH if self.joined == "concatenated" else WIDTH, CLASSES)
@@ -270,6 +266,17 @@ class Network(nn.Module):
         return x
 
 
+def network_of(seed):
+    """The network of a seed."""
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    frozen = [draw.choice(sorted(FROZEN)) if draw.random() < 0.6 else "activation" for _ in range(draw.randint(1, 4))]
+    trained = [draw.choice(sorted(TRAINED)) if draw.random() < 0.7 else "linear" for _ in range(draw.randint(0, 2))]
+    joined, mode = draw.choice(JOINED), draw.choice(("frozen in eval", "frozen in eval", "train", "eval"))
+    made_of = {"frozen": frozen, "trained": trained, "joined": joined, "mode": mode}
+    return Network([FROZEN[name]() for name in frozen], [TRAINED[name]() for name in trained], joined, mode, made_of)
+
+
 def batches(seed):
     draw = torch.Generator().manual_seed(seed)
     return [
@@ -303,7 +310,7 @@ def outcome_of(seed):
     Raises:
         AssertionError: It is cut and learns something else than the plain loop, or its features depend on other rows.
     """
-    network = Network(seed)
+    network = network_of(seed)
     plain, given = copy.deepcopy(network), batches(seed)
     try:
         cut = cut_network(network, INPUT)
@@ -365,7 +372,7 @@ def main():
             outcome, _ = outcome_of(seed)
         except Exception as error:  # noqa: BLE001 (whatever comes is a finding)
             outcome, findings = "FINDING", findings + 1
-            print(f"seed {seed}: {type(error).__name__}: {error}\n  {Network(seed).made_of}", flush=True)
+            print(f"seed {seed}: {type(error).__name__}: {error}\n  {network_of(seed).made_of}", flush=True)
         counts[outcome] += 1
     for outcome, count in counts.most_common():
         print(f"{count:6} {outcome}")

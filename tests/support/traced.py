@@ -81,6 +81,8 @@ def main(folder, cut, way=""):
         for number, batch in enumerate(job.loader(8, shuffle=True), 1):
             assert len(batch.labels) == 8
             at_batch = number
+            if number == _FIRST:
+                sys.setprofile(record)
             if number == _LAST:
                 break
     samples = 8 * (_LAST - _FIRST)
@@ -89,6 +91,5 @@ def main(folder, cut, way=""):
 
 
 if __name__ == "__main__":
-    sys.setprofile(record)
-    threading.setprofile(record)
+    threading.setprofile(record)  # for threads that start from now on; this one is watched from the first batch on
     main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])
