@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core import URLS, Samples, SampleTable, Skipped
-from frostline.core.config import CHANGED, cache_folder
-from frostline.core.errors import DataError, SampleError, SettingError, add_hints, suggest_names
+from frostline.core.config import CHANGED, cache_folder, check_type
+from frostline.core.errors import DataError, SampleError, SettingError, add_hints, hint_for, suggest_names
 from frostline.core.events import Observer
 from frostline.core.nouns import ShownInNotebooks, take_texts
 from frostline.datasets.formats.base import SelectedRows
@@ -44,7 +44,9 @@ from frostline.stores.protocols import Buffer
 
 __all__ = (
     "Dataset",
+    "DatasetLike",
     "DatasetStatistics",
+    "dataset_from",
     "reader_of",
     "refresh_locally",
     "require_one_part",
@@ -138,10 +140,8 @@ class Dataset(ShownInNotebooks):
             "token": token,
         }
         self.source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
-        self._asked |= {"targets": targets, "label": label, "transform": transform}
-        if transform is not None:
-            declare(transform)  # refuses what takes no image
-        self._transform = transform
+        self._asked |= {"targets": targets, "label": label}
+        self.transform = transform
         self._reader: SequentialReader | None = None
         self._process = os.getpid()
         self._label = label
@@ -177,8 +177,24 @@ class Dataset(ShownInNotebooks):
 
     @property
     def transform(self) -> Transform | None:
-        """The preparation of a sample, as given."""
+        """The preparation of a sample, as given; jobs and loaders that are made from now on take another one."""
         return self._transform
+
+    @transform.setter
+    def transform(self, transform: Transform | None) -> None:
+        if transform is not None:
+            declare(transform)  # refuses what takes no image
+        self._transform = self._asked["transform"] = transform
+
+    def with_transform(self, transform: Transform | None) -> "Dataset":
+        """The same samples with another transform; see ``transform`` of this class.
+
+        Raises:
+            SettingError: it takes no image.
+        """
+        same = self._with(self.selection.rows)
+        same.transform = transform
+        return same
 
     @property
     def selection(self) -> Selection:
@@ -221,7 +237,25 @@ class Dataset(ShownInNotebooks):
         return self._declared is not None
 
     @property
-    def targets(self) -> TargetColumns | None:
+    def targets(self) -> TargetValues:
+        """The target of each sample, as a batch has them, read from the manifest alone.
+
+        Without declared targets these are the labels, ``int64[len(self)]`` with -1 where a sample has none, as
+        torchvision's data sets have them. Masks are not among them: they are read with their samples.
+
+        Raises:
+            SettingError: there is no such column, or masks are declared.
+            DataError: a column's values cannot be targets, or samples have none where they must.
+        """
+        columns = self.target_columns
+        if columns is None:
+            return np.asarray(self.samples.labels, np.int64)
+        if columns.has_masks:
+            raise SettingError("masks are read with their samples: take the targets of data[0], or of a loader's batch")
+        return columns.at(np.arange(len(self)))
+
+    @property
+    def target_columns(self) -> TargetColumns | None:
         """The declared targets of these samples; None where no column was declared.
 
         Raises:
@@ -257,21 +291,47 @@ class Dataset(ShownInNotebooks):
         return self.manifest.classes
 
     @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The number of each class by its name, as torchvision's data sets have it."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
     def digest(self) -> str:
         """SHA-256 that names exactly these samples: of the listing, or of the part taken of it."""
         return self.manifest.digest
 
-    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Dataset":
+    def take(self, rows: int | Sequence[int] | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Dataset":
         """Some of the samples, as a data set of its own.
 
         Args:
-            rows: rows to take, in the order that they are given in; or a mask with a value for each sample, which
-                keeps the samples' order, and of which a bit a sample is held.
+            rows: number of samples to take from the beginning; or the rows to take, in this order, the last one
+                being -1 too; or a mask with a value for each sample, which keeps the samples' order, and of which a bit
+                a sample is held.
 
         Raises:
-            SettingError: a mask has another length.
+            IndexError: there is no such row.
+            SettingError: a mask has another length, or these are neither rows nor a mask.
         """
-        return self._with(self.selection.take(np.asarray(rows)))
+        if isinstance(rows, int | np.integer):
+            return self[: max(0, int(rows))]
+        found = np.asarray(rows)
+        if not found.size and found.ndim == 1:
+            found = found.astype(np.int64)
+        if found.ndim != 1 or found.dtype.kind not in "iub":
+            raise SettingError(f"rows are whole numbers, or a mask of truth values, not {type(rows).__name__}")
+        if found.dtype != np.bool_ and found.size:
+            first, last = int(found.min()), int(found.max())
+            self._row(last)
+            if self._row(first) != first:
+                found = np.where(found < 0, found + len(self), found)
+        return self._with(self.selection.take(found))
+
+    def shuffle(self, seed: int = 0) -> "Dataset":
+        """The same samples in a seeded random order, as a data set of its own, 8 bytes a sample.
+
+        A loader needs none of it: ``loader(data, batch_size=32, shuffle=True)`` draws another order each epoch.
+        """
+        return self.take(np.random.default_rng(seed).permutation(len(self)))
 
     def concatenate(self, *others: "Dataset") -> "Dataset":
         """These samples, and after them those of other parts of the same data; one that is in several comes as often.
@@ -309,17 +369,25 @@ class Dataset(ShownInNotebooks):
         same._selected = Selection(self.selection.with_columns(columns), None)
         return same
 
-    def select(self, chosen: str | pc.Expression) -> "Dataset":
-        """The samples for which a selection holds, in the samples' order.
+    def to_pandas(self) -> Any:
+        """The columns of the samples as a ``DataFrame`` of pandas, which has to be installed, one row a sample."""
+        return pa.table({name: self.column(name) for name in self.columns}).to_pandas()
+
+    def select(self, chosen: str | pc.Expression | Sequence[int] | npt.NDArray[np.int64]) -> "Dataset":
+        """The samples for which a selection holds, in the samples' order; or those at some rows, see ``take``.
 
         Args:
             chosen: text such as ``"label == 'glass' and width >= 200"`` (see ``datasets.selection``), or an
-                expression of Arrow, in which labels are numbers: ``pyarrow.compute.field("width") >= 200``.
+                expression of Arrow, in which labels are numbers: ``pyarrow.compute.field("width") >= 200``; or rows,
+                such as ``range(10)``.
 
         Raises:
+            IndexError: there is no such row.
             SettingError: it cannot be read, or does not fit the columns.
         """
-        return self._with(self.selection.where(chosen))
+        if isinstance(chosen, str | pc.Expression):
+            return self._with(self.selection.where(chosen))
+        return self.take(chosen)
 
     @overload
     def split(
@@ -362,6 +430,22 @@ class Dataset(ShownInNotebooks):
             raise SettingError(f"the share to hold out lies from 0 to below 1, not {shares}")
         parts = self.selection.divide([1 - shares, shares], seed, by=by, balanced=balanced)
         return self._part_number(parts, 0), self._part_number(parts, 1)
+
+    def train_test_split(self, test_size: float = 0.25, *, seed: int = 0) -> "dict[str, Dataset]":
+        """Divide each class into a part to train on and a part to test on, as ``split`` does with these two names.
+
+        Args:
+            test_size: share of the samples to test on, a float below 1; or about so many of them, an int.
+            seed: seed of the draw; the same seed gives the same parts.
+
+        Raises:
+            SettingError: the size makes no sense.
+            DataError: a part would be empty.
+        """
+        share = test_size / max(1, len(self)) if isinstance(test_size, int) else test_size
+        if not 0 < share < 1:
+            raise SettingError(f"test_size is a share below 1 or fewer than the {len(self)} samples, not {test_size}")
+        return self.split({"train": 1 - share, "test": share}, seed)
 
     def split_by(self, column: str) -> "dict[str, Dataset]":
         """One part for each value of a column, by the value as text, such as the folds or splits that the data brings.
@@ -433,7 +517,7 @@ class Dataset(ShownInNotebooks):
         rows = np.array([self._row(place) for place in places], np.int64)
         samples, names = self.samples.take(rows), list(take_texts(self.names, rows))
         reader = self._reader_here()
-        declared = self.targets
+        declared = self.target_columns
         has_masks = self.has_targets if not self.declares_targets else declared is not None and declared.has_masks
         prepared = _Prepared(self._transform, self)
         found, masks = dict(reader.read(samples, names)), masks_of(samples, reader) if has_masks else {}
@@ -468,6 +552,12 @@ class Dataset(ShownInNotebooks):
             self._reader, self._process = reader_of(self, maximum=_READ_TOGETHER), os.getpid()
         return self._reader
 
+    if not TYPE_CHECKING:  # which would take any name for one that there is
+
+        def __getattr__(self, name: str) -> Any:
+            hint = "" if name[:1] == "_" else hint_for(name, [known for known in dir(type(self)) if known[0] != "_"])
+            raise AttributeError(f"a Dataset has no {name!r}{hint}")
+
     def statistics(self) -> DatasetStatistics:
         """Counts, sizes, formats, columns and splits of the samples, from the manifest alone."""
         saved = self._named.load()
@@ -496,6 +586,8 @@ class Dataset(ShownInNotebooks):
         if name in self.splits_brought:
             return self.select(pc.field(SPLIT) == name)
         names = (*self.splits_brought, *saved)
+        if name in self.columns:
+            raise SettingError(f"{name!r} is no split but a column: write data.column({name!r})")
         known = f"only {', '.join(names)}" if names else "and none at all: save_splits and index --split make them"
         raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
 
@@ -554,6 +646,47 @@ def _one_by_one(found: TargetValues) -> list[Any]:
     if isinstance(found, dict):
         return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     return list(found)
+
+
+class _Subset(Protocol):
+    """``torch.utils.data.Subset``."""
+
+    dataset: Any
+    indices: Any
+
+
+class _Joined(Protocol):
+    """``torch.utils.data.ConcatDataset``."""
+
+    datasets: Any
+
+
+DatasetLike: TypeAlias = Dataset | str | Path | _Subset | _Joined
+"""What stands for a data set: itself, a path or URL, or parts of one as PyTorch divides and joins it."""
+
+
+def dataset_from(data: DatasetLike) -> Dataset:
+    """The data set that a caller means: itself, what lies at a path, or parts of one as PyTorch divides and joins it.
+
+    Args:
+        data: data set, path or URL, ``torch.utils.data.Subset`` of a data set, as ``random_split`` makes them, or
+            ``ConcatDataset`` of parts of one data set.
+
+    Raises:
+        SettingError: it is none of these, or joined parts are of different data.
+    """
+    if isinstance(data, str | Path):
+        return Dataset(data)
+    kind = type(data)
+    if kind.__module__ == "torch.utils.data.dataset":  # by name, since data sets need no torch
+        if kind.__name__ == "Subset":
+            part = cast(_Subset, data)
+            return dataset_from(part.dataset).take(part.indices)
+        if kind.__name__ == "ConcatDataset":
+            first, *others = map(dataset_from, cast(_Joined, data).datasets)
+            return first.concatenate(*others)
+    check_type("data", data, Dataset)
+    return cast(Dataset, data)
 
 
 def roots_of(data: Dataset) -> tuple[str, ...]:

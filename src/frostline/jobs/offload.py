@@ -21,7 +21,7 @@ from frostline.core.errors import EngineNotReady, SettingError, add_hints
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
 from frostline.core.system import collector_rests, usable_cores
 from frostline.datasets import Dataset
-from frostline.datasets.dataset import steps_left_of
+from frostline.datasets.dataset import DatasetLike, dataset_from, steps_left_of
 from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
@@ -62,7 +62,7 @@ _FP16_ERROR = 2.0**-11
 @add_hints
 def offload(
     model: "nn.Module | None",
-    data: Dataset | str | Path,
+    data: DatasetLike,
     *,
     preprocess: Preprocess | None = None,
     transform: Transform | None = None,
@@ -127,8 +127,7 @@ def offload(
         NodeUnreachable: There is no node at ``near``; where several are given, at none of them.
         Refused: The node will not serve the data or run the network.
     """
-    data = Dataset(data) if isinstance(data, str | Path) else data
-    check_type("data", data, Dataset)
+    data = dataset_from(data)
     check_type("settings", settings, LoaderSettings, NoneType)
     if isinstance(node, str):
         raise SettingError(f"node takes the settings of a node in this process: for one elsewhere give near={node!r}")
@@ -492,7 +491,7 @@ def _fetcher(
 @add_hints
 @shows_options(LoaderFactory.arrays)
 def loader(
-    data: Dataset | str | Path,
+    data: DatasetLike,
     batch_size: int,
     *,
     preprocess: Preprocess | None = None,
@@ -510,7 +509,7 @@ def loader(
     job: see ``offload`` with no model.
 
     Args:
-        data: A data set, a part of one, or the URL or path of one.
+        data: A data set, a part of one, also as ``random_split`` of PyTorch makes it, or the URL or path of one.
         batch_size: Samples of every batch; the last one of an epoch may have fewer.
         preprocess: Steps from an encoded sample to its array; ImageNet's at 224 pixels by default, ``float32[3, 224,
             224]``.

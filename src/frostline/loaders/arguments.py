@@ -21,6 +21,7 @@ from frostline.core import SampleTable, View
 from frostline.core.config import check_arguments, check_type
 from frostline.core.errors import OrderMismatch, SettingError, Unavailable
 from frostline.datasets import Dataset
+from frostline.datasets.dataset import dataset_from
 from frostline.loaders.sample_map import SampleFunction
 from frostline.ordering import (
     BlockOrder,
@@ -343,8 +344,8 @@ class EpochOptions(TypedDict, total=False):
             which are read by one request, and mixes some of them at a time. False by default.
         seed: seed of the order and of random preprocessing; 0 by default.
         epoch: number of the epoch; each has its own order. 0 by default.
-        data: a part of the job's data set, such as one side of ``Dataset.split``, or a mixture of parts; all of it by
-            default.
+        data: a part of the job's data set, such as one side of ``Dataset.split`` or of PyTorch's ``random_split``, or a
+            mixture of parts; all of it by default.
         weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
             class's samples then have together. They draw an order of their own, so that ``shuffle`` stays False.
         num_samples: number of drawn samples that are an epoch; as many as samples by default.
@@ -413,6 +414,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SettingError: something is of another type, or ``drop_last`` and ``last`` say different things.
     """
+    if not isinstance(options.get("data"), Dataset | Mixture | str | NoneType):
+        options = {**options, "data": dataset_from(options["data"])}
     found = check_arguments(options, _OPTIONS)
     if found.pop("drop_last", False) and found.setdefault("last", "drop") != "drop":
         raise SettingError(f"drop_last=True is last='drop', and last={found['last']!r} was given too: give one of them")

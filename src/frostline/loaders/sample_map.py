@@ -316,7 +316,7 @@ def declared_targets(data: Dataset, targets: bool | None) -> TargetColumns | Non
         DataError: a column's values cannot be targets, or samples have none where they must.
         SettingError: there is no such column; or targets are asked for, and it was declared that there are none.
     """
-    found = None if targets is False else data.targets
+    found = None if targets is False else data.target_columns
     if targets and data.declares_targets and found is None:
         raise SettingError(f"{data.url} was declared to have no targets, targets=(): leave out targets=True")
     return found

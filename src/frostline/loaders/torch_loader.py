@@ -272,6 +272,7 @@ class Skippable:
     """
 
     prefetch_factor = None  # there is no worker to prefetch
+    num_workers = 0
 
     @property
     def dataset(self: _Passed) -> Dataset[Any]:
@@ -453,6 +454,11 @@ class Loader(Skippable, IterableDataset[Batch]):
     def epoch(self) -> int:
         """The number of the epoch, which decides its order and random preprocessing."""
         return self.arrays.epoch
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples of every batch but perhaps the last."""
+        return self.arrays.batch_size
 
     def __len__(self) -> int:
         """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
