@@ -128,7 +128,7 @@ def run(arguments: Sequence[str] | None, began_at: float) -> None:
     """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 3 a run differs, 130 interrupted.
 
     Args:
-        arguments: the ones of the process where there are none.
+        arguments: arguments of the command line; by default those of this process.
         began_at: the time when the command began, as ``time.perf_counter`` counts; verbs find it as the context's
             ``obj``.
     """

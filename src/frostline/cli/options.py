@@ -69,7 +69,7 @@ class _SettingOption(click.Option):
         names: names of the option, as of ``click.Option``.
         of: class of the settings.
         field: name of the field.
-        **options: the ones of ``click.Option``.
+        **options: keyword arguments of ``click.Option``.
     """
 
     def __init__(self, names: Sequence[str], *, of: type, field: str, **options: Any) -> None:
@@ -302,9 +302,9 @@ class VerbCommand(click.Command):
     """A verb whose help shows options by what they are about, and few of many.
 
     Args:
-        *args: the ones of ``click.Command``.
+        *args: arguments of ``click.Command``.
         first: names of the parameters that help shows where they are many.
-        **options: the ones of ``click.Command``.
+        **options: keyword arguments of ``click.Command``.
     """
 
     def __init__(self, *args: Any, first: Sequence[str] = _SHOWN_FIRST, **options: Any) -> None:

@@ -37,7 +37,7 @@ def print_answer(answer: WhatIfPlan, *, every: bool) -> None:
 
     Args:
         answer: the answer to show.
-        every: one row for each codec of each cut.
+        every: True shows a row for each codec of each cut, not only the best one.
     """
     plan, link = answer.plan, answer.plan.link
     made = table(plan, every=every)

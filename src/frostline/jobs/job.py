@@ -54,7 +54,7 @@ class JobParts:
         fetcher: makes the job's requests.
         scope: dependencies of what is kept of its features.
         worker_setup: setup of the job in a worker.
-        router: says which way the next request takes.
+        router: router that chooses the cut and codec of the next request.
         measuring: measures while the job runs; None where nothing is to be measured.
         cuts: the cuts by number.
         head: trainable rest of the network; None where there is no model.
