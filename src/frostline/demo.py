@@ -211,7 +211,7 @@ def _view(photograph: Image.Image, random: np.random.Generator) -> Image.Image:
     )
     a, b, d, e = scale * cos, -scale * sin, scale * sin, scale * cos
     corner = (x - (a * _WIDTH + b * _HEIGHT) / 2, y - (d * _WIDTH + e * _HEIGHT) / 2)
-    # A view shows some fifty pixels of the photograph a side: to rotate it at twice as many, and to enlarge that, takes a
+    # A view shows some fifty pixels of the photograph a side. To rotate it at twice as many and to enlarge that takes a
     # third of the time of rotating at full size, for which the demo would have its user wait.
     width, height = (max(1, min(side, round(2 * scale * side))) for side in (_WIDTH, _HEIGHT))
     x, y = _WIDTH / width, _HEIGHT / height
