@@ -63,7 +63,7 @@ class JobContext:
         accuracy: accuracy that codecs and engines must keep.
         epochs: number of epochs that are planned for.
         cut: number of the one that the user chose; None lets the plan choose.
-        judges: encoded samples on which the trainer's engine is judged, asked for while the network was traced;
+        judges: samples, encoded, on which the trainer's engine is judged, asked for while the network was traced;
             None where none is.
     """
 

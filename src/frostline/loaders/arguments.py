@@ -139,7 +139,7 @@ class Mixture:
 
     Attributes:
         parts: parts of the job's data set, such as selections of it; a sample may be in several.
-        ratios: relative number of samples from each part: ``(3, 1)`` gives three samples of the first part for each of
+        ratios: share of samples from each part, relative: ``(3, 1)`` gives three samples of the first part for each of
             the second.
         ends: end of an epoch: ``first``, when a part would have to begin again; ``all``, when all parts were seen
             completely, smaller ones several times; or a number of samples.

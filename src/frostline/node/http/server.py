@@ -191,7 +191,7 @@ class Server(AppServer):
         node: node to serve; the caller closes it.
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
-        routes: further routes, such as those of its control plane.
+        routes: routes beside its own, such as those of its control plane.
     """
 
     def __init__(
