@@ -1,4 +1,4 @@
-"""Releases a version: its section in CHANGELOG.md, its number in the code, a commit and a tag; nothing is sent.
+"""Releases a version: its section in CHANGELOG.md, its number in code and citation, a commit, a tag; nothing is sent.
 
     python scripts/release.py 0.1.0              # on a clean main: says what it will do, checks the wheel, then does it
     python scripts/release.py 0.1.0 --no-wheel   # where the wheel's first screen was run before
@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CHANGELOG = ROOT / "CHANGELOG.md"
 VERSION = ROOT / "src" / "frostline" / "core" / "system.py"
+CITATION = ROOT / "CITATION.cff"
+README = ROOT / "README.md"
 UNRELEASED = "## [Unreleased]\n"
 
 
@@ -40,6 +42,20 @@ def numbered(source, version):
     return text
 
 
+def cited(citation, version, day):
+    """The citation file with another version and its day."""
+    rest = re.sub(r"^date-released: .*\n", "", citation, flags=re.MULTILINE)
+    text, count = re.subn(r"^version: .*$", f"version: {version}\ndate-released: {day}", rest, flags=re.MULTILINE)
+    if count != 1:
+        raise SystemExit(f"{CITATION.relative_to(ROOT)} says no version")
+    return text
+
+
+def installed(readme):
+    """The README without what its line of pip says of the time before the first release."""
+    return re.sub(r" +# before the first release, .*$", "", readme, flags=re.MULTILINE)
+
+
 def git(*command):
     return subprocess.run(["git", *command], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -60,10 +76,13 @@ def main():
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     changelog = released(CHANGELOG.read_text(encoding="utf-8"), asked.version, day)
     source = numbered(VERSION.read_text(encoding="utf-8"), asked.version)
+    citation = cited(CITATION.read_text(encoding="utf-8"), asked.version, day)
     if not asked.no_wheel:
         subprocess.run([sys.executable, str(ROOT / "scripts" / "first_screen.py")], check=True)
     CHANGELOG.write_text(changelog, encoding="utf-8")
     VERSION.write_text(source, encoding="utf-8")
+    CITATION.write_text(citation, encoding="utf-8")
+    README.write_text(installed(README.read_text(encoding="utf-8")), encoding="utf-8")
     git("commit", "--all", "--message", f"Release {asked.version}")
     git("tag", "--annotate", f"v{asked.version}", "--message", f"Frostline {asked.version}")
     print(f"committed and tagged v{asked.version}; `git push --follow-tags` sends it")

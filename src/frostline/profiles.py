@@ -22,8 +22,8 @@ class CutCost:
         spread_s: interquartile range of the same.
         fixed_bytes: memory whatever the batch (weights in use).
         bytes_per_sample: memory for each sample of the device batch at the peak.
-        remaining_fixed_bytes: the same as ``fixed_bytes``, of running from this cut to the frost line.
-        remaining_bytes_per_sample: the same as ``bytes_per_sample``, of running from this cut to the frost line.
+        remaining_fixed_bytes: bytes, whatever the batch, of running from this cut to the frost line.
+        remaining_bytes_per_sample: bytes per sample of running from this cut to the frost line.
     """
 
     number: Count

@@ -314,7 +314,7 @@ def test_columns_of_images_masks_and_targets_are_known_however_they_are_written(
     assert data.samples.lengths.tolist() == [len(IMAGE)] * 2
     assert data.samples.take(np.arange(2)).targets is not None
     assert said(data) == [("column", NO_METADATA, 1, ("Thumb",))]
-    assert [spec.column for spec in Dataset(store.url, targets="price").targets.specs] == ["Price"]
+    assert [spec.column for spec in Dataset(store.url, targets="price").target_columns.specs] == ["Price"]
 
 
 def test_the_command_names_the_column_of_labels_and_copies_by_it(store, tmp_path, capsys, monkeypatch):

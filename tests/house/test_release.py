@@ -98,6 +98,21 @@ def test_a_release_dates_what_was_unreleased_and_numbers_the_code():
         release["numbered"]("nothing", "0.9.0")
 
 
+def test_a_release_numbers_the_citation_and_ends_what_the_readme_says_of_the_time_before():
+    release = tool("release")
+    now = release["CITATION"].read_text(encoding="utf-8")
+    then = release["cited"](now, "0.9.0", "2030-01-31")
+    cited = yaml.safe_load(then)
+    assert (cited["version"], str(cited["date-released"])) == ("0.9.0", "2030-01-31")
+    assert yaml.safe_load(release["cited"](then, "0.9.1", "2030-02-01"))["version"] == "0.9.1"
+    assert then.count("date-released") == release["cited"](then, "0.9.1", "2030-02-01").count("date-released") == 1
+    with pytest.raises(SystemExit, match="no version"):
+        release["cited"]("nothing", "0.9.0", "2030-01-31")
+    readme = release["installed"](release["README"].read_text(encoding="utf-8"))
+    assert 'pip install "frostline[torch]" timm\n' in readme
+    assert "before the first release" not in readme
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.y*ml")), ids=lambda path: path.name)
 def test_what_github_reads_is_yaml_without_a_key_twice(path):
     class Strict(yaml.SafeLoader):

@@ -12,8 +12,9 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from sklearn.model_selection import StratifiedKFold
 from torch import nn
-from torch.utils.data import DataLoader, Subset, random_split
+from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler, random_split
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
@@ -284,7 +285,189 @@ def test_drop_last_leaves_out_what_fills_no_batch(photos, quick):
         fl.loader(photos, batch_size=5, preprocess=quick, drop_last=True, last="pad")
 
 
+def test_a_data_set_is_asked_as_torchvisions_and_sklearns_users_ask(photos):
+    data = fl.Dataset(photos, transform=SCALED)
+    theirs = torchvision.datasets.ImageFolder(photos)
+    assert data.class_to_idx == theirs.class_to_idx
+    assert data.targets.tolist() == theirs.targets == [0] * 4 + [1] * 4 + [2] * 4
+    assert np.bincount(data.targets, minlength=len(data.classes)).tolist() == [4, 4, 4]
+    for train, held_out in StratifiedKFold(4, shuffle=True, random_state=0).split(np.zeros(len(data)), data.targets):
+        assert np.bincount(data.take(train).targets).tolist() == [3, 3, 3]
+        assert sorted(data.take(held_out).targets.tolist()) == [0, 1, 2]
+    weights = 1 / np.bincount(data.targets)[data.targets]
+    drawn = DataLoader(data, batch_size=6, sampler=WeightedRandomSampler(weights.tolist(), len(data)))
+    assert [len(labels) for _, labels in drawn] == [6, 6]
+
+
+def test_declared_targets_are_given_as_they_are_in_a_batch(photos):
+    data = fl.Dataset(photos, targets=["label"])
+    assert data.targets["label"].tolist() == fl.Dataset(photos).targets.tolist()
+
+
+def test_a_data_set_is_divided_as_those_of_hugging_face(photos):
+    data = fl.Dataset(photos, transform=SCALED)
+    assert data.select(range(10)).targets.tolist() == [0] * 4 + [1] * 4 + [2] * 2
+    assert (
+        data.select([11, 0, -1]).targets.tolist() == data.take(torch.tensor([11, 0, 11])).targets.tolist() == [2, 0, 2]
+    )
+    assert (len(data.take(3)), len(data.take(99)), len(data.take(0)), len(data.select([]))) == (3, 12, 0, 0)
+    shuffled = data.shuffle(seed=0)
+    assert shuffled.targets.tolist() != data.targets.tolist()
+    assert sorted(shuffled.samples.ids) == sorted(data.samples.ids)
+    assert shuffled.samples.ids.tolist() == data.shuffle(seed=0).samples.ids.tolist()
+    assert shuffled.samples.ids.tolist() != data.shuffle(seed=1).samples.ids.tolist()
+    assert shuffled.select(range(5))[0][1] == shuffled.targets[0], "the transform and the order stay"
+    for size in (0.25, 3):
+        parts = data.train_test_split(test_size=size, seed=0)
+        assert {name: part.targets.tolist() for name, part in parts.items()} == {
+            "train": [0, 0, 0, 1, 1, 1, 2, 2, 2],
+            "test": [0, 1, 2],
+        }
+    table = data.to_pandas()
+    assert table["label"].tolist() == data.targets.tolist()
+    assert list(table.columns) == list(data.columns)
+
+
+@pytest.mark.parametrize("rows", [[0.5], [["a"]], [[0, 1]], "nothing", lambda row: True])
+def test_what_are_no_rows_is_refused(photos, rows):
+    with pytest.raises(SettingError):
+        fl.Dataset(photos).select(rows)
+
+
+@pytest.mark.parametrize("rows", [[12], [0, -13], np.array([1 << 40])])
+def test_rows_that_there_are_not_are_refused_at_once(photos, rows):
+    with pytest.raises(IndexError, match="12 samples, and none at place"):
+        fl.Dataset(photos).select(rows)
+
+
+@pytest.mark.parametrize("size", [0, 1.0, 12, 40, -0.5])
+def test_a_size_that_leaves_nothing_to_train_or_to_test_is_refused(photos, size):
+    with pytest.raises(SettingError, match="test_size is a share below 1 or fewer than the 12 samples"):
+        fl.Dataset(photos).train_test_split(size)
+
+
+def test_the_transform_of_a_data_set_is_set_afterwards(photos):
+    data = fl.Dataset(photos)
+    other = data.with_transform(SCALED)
+    assert (data[0][0].shape, other[0][0].shape) == ((3, 224, 224), (3, 32, 32))
+    data.transform = SCALED
+    assert data[0][0].shape == data.take(2)[1][0].shape == (3, 32, 32)
+    with pytest.raises(SettingError, match="transform takes a transform"):
+        data.transform = 3
+
+
+def test_parts_that_pytorch_makes_go_into_our_own_loaders(photos):
+    data = fl.Dataset(photos, transform=SCALED)
+    train, held_out = random_split(data, [0.75, 0.25], generator=torch.Generator().manual_seed(0))
+    for part in (train, held_out, Subset(train, [0, 2])):
+        (batch,) = fl.loader(part, batch_size=12)
+        assert batch.labels.tolist() == [label for _, label in part]
+    (batch,) = fl.loader(ConcatDataset([held_out, Subset(data, [0])]), batch_size=12)
+    assert len(batch) == 4
+    with fl.offload(None, data) as job:
+        assert len(job.loader(4, data=held_out).dataset) == len(held_out) == 3
+    with pytest.raises(SettingError, match="data takes Dataset, not list"):
+        fl.loader([1, 2, 3], batch_size=2)
+
+
+def test_a_loader_is_asked_as_pytorchs_is(photos, quick):
+    loader = fl.loader(photos, batch_size=5, preprocess=quick)
+    assert (loader.batch_size, len(loader), len(loader.dataset), loader.num_workers) == (5, 3, 12, 0)
+    x, y = next(iter(loader))
+    assert (len(x), len(y)) == (5, 5)
+    correct = sum((y >= 0).sum().item() for _, y in loader)
+    assert correct / len(loader.dataset) == 1.0
+
+
+def test_the_head_is_saved_and_loaded_as_any_module(job):
+    job.head.train()
+    optimizer = torch.optim.AdamW(job.head.parameters(), lr=1e-3)
+    x, y = next(iter(job.loader(4)))
+    nn.functional.cross_entropy(job.head(x), y).backward()
+    optimizer.step()
+    assert sum(p.numel() for p in job.head.parameters() if p.requires_grad) == 32 * 3 + 3
+    file = io.BytesIO()
+    torch.save(job.head.state_dict(), file)
+    file.seek(0)
+    other = Small()
+    left = other.load_state_dict(torch.load(file, weights_only=True), strict=False)
+    assert (left.unexpected_keys, [name for name in left.missing_keys if name.startswith("fc")]) == ([], [])
+    assert torch.equal(other.fc.weight, job.model.fc.weight)
+    whole = Small()
+    whole.load_state_dict(job.model.state_dict())
+    assert torch.equal(whole(torch.ones(1, 3, 32, 32)), job.model(torch.ones(1, 3, 32, 32)))
+
+
+def test_the_trainer_of_transformers_takes_a_data_set(photos, tmp_path):
+    import transformers as hf
+
+    def collate(samples):
+        return {
+            "pixel_values": torch.stack([torch.as_tensor(x) for x, _ in samples]),
+            "labels": torch.tensor([y for _, y in samples]),
+        }
+
+    config = hf.ViTConfig(
+        image_size=32,
+        patch_size=16,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=3,
+    )
+    args = hf.TrainingArguments(tmp_path, max_steps=2, per_device_train_batch_size=4, report_to=[], use_cpu=True)
+    model = hf.ViTForImageClassification(config)
+    data = fl.Dataset(photos, transform=SCALED)
+    assert hf.Trainer(model, args, train_dataset=data, data_collator=collate).train().global_step == 2
+
+
 # What is refused says what to write.
+
+
+ATTRIBUTES = {
+    "features": "write data.classes",
+    "column_names": "write data.columns",
+    "num_rows": r"write len\(data\)",
+    "filter": r"write data.select\(\"label == 'cat'\"\)",
+    "map": r"write loader\(data, batch_size=32, map=function\)",
+    "set_transform": r"write data.transform = transform",
+    "with_format": "batches are tensors, so leave with_format out",
+    "imgs": r"write zip\(data.names, data.targets\)",
+    "skip": r"write data\[100:\]",
+    "batch": r"write loader\(data, batch_size=32, shuffle=True\)",
+    "clases": "did you mean classes",
+}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_what_a_data_set_lacks_is_refused_with_the_line_to_write(photos, name):
+    with pytest.raises(AttributeError, match=f"^a Dataset has no '{name}'.*{ATTRIBUTES[name]}"):
+        getattr(fl.Dataset(photos), name)
+
+
+def test_a_column_that_is_asked_for_like_a_split_is_told_from_one(photos):
+    with pytest.raises(SettingError, match=r"'label' is no split but a column: write data.column\('label'\)"):
+        fl.Dataset(photos)["label"]
+
+
+def test_a_data_set_is_copied_and_pickled_and_asked_for_what_notebooks_look_for(photos):
+    data = fl.Dataset(photos)
+    assert len(copy.deepcopy(data)) == len(pickle.loads(pickle.dumps(data))) == 12
+    assert not hasattr(data, "_ipython_canary_method_should_not_exist_")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("random_split", r"data.split\(0.2\)"),
+        ("load_from_disk", "write Dataset"),
+        ("transforms", "did you mean preprocess"),
+    ],
+)
+def test_the_modules_that_other_libraries_have_lead_to_ours(name, says):
+    with pytest.raises(AttributeError, match=says):
+        getattr(fl, name)
 
 
 @pytest.mark.parametrize("name", ["num_workers", "persistent_workers", "worker_init_fn"])

@@ -594,7 +594,7 @@ def test_masks_that_are_not_there_or_not_decoded_are_refused(table_of_masks_and_
         job.arrays(5, encoded=True)
     pq.write_table(pq.read_table(table_of_masks_and_targets).drop(["mask"]), tmp_path / "y.parquet")
     with pytest.raises(SettingError, match="no column 'mask' for targets"):
-        _ = fl.Dataset(tmp_path / "y.parquet", targets=["mask", "score"]).targets
+        _ = fl.Dataset(tmp_path / "y.parquet", targets=["mask", "score"]).target_columns
     with pytest.raises(SettingError, match="no column 'mask' for targets"):
         _ = fl.Dataset(table_of_masks_and_targets, targets=fl.MultiLabel(column="mask")).targets
 

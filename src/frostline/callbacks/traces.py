@@ -49,7 +49,7 @@ class Span:
         name: ``epoch``, ``wait`` (of the loop for a batch), ``step`` (of the loop, from one batch to when it asks for
             the next), ``request``, the name of a phase such as ``tracing the network``, or that of an event.
         began_s: seconds since 1970.
-        ended_s: the same.
+        ended_s: end, in seconds since 1970.
         attributes: figures of it, by name. No text that somebody else wrote is among them, since traces are shown
             around.
     """

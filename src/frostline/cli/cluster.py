@@ -28,9 +28,9 @@ Verb = Callable[..., int | None]
 
 @click.group()
 def cluster() -> None:
-    """Nodes under Ray: placed by labels, started again, upgraded one after another, as many as are needed.
+    """Run nodes under Ray, which places, restarts and scales them.
 
-    Jobs find them by --near ray://NAMESPACE. It needs the extra frostline[ray].
+    Nodes are placed by labels and upgraded one by one. Jobs find them by --near ray://NAMESPACE. Needs frostline[ray].
     """
 
 
@@ -39,10 +39,11 @@ def _where(verb: Verb) -> Verb:
     address = click.option(
         "--address",
         metavar="auto|HOST:PORT",
-        help="Ray to join; by default that of RAY_ADDRESS, or one that frostline cluster up has started here.",
+        help="Address of the Ray cluster to join; by default RAY_ADDRESS, or the one that frostline cluster up started "
+        "here.",
     )
     namespace = click.option(
-        "--namespace", default="frostline", show_default=True, help="Namespace of Ray in which the nodes are."
+        "--namespace", default="frostline", show_default=True, help="Ray namespace in which the nodes are."
     )
     return address(namespace(verb))
 
@@ -62,37 +63,42 @@ cluster.command_class = VerbCommand
 
 @cluster.command(epilog="Example: frostline cluster up --data-root file:///photos --on-label store=photos --open")
 @_where
-@click.option("--data-root", "roots", required=True, multiple=True, metavar="URL", help="Serve data under this URL.")
+@click.option(
+    "--data-root", "roots", required=True, multiple=True, metavar="URL", help="URL of the data that the nodes serve."
+)
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes; 1 by default.")
 @click.option(
     "--on-label",
     "label",
     metavar="KEY=VALUE",
-    help="Place nodes on hosts with this label of Ray; as many as there are such hosts, unless --nodes says more.",
+    help="Place nodes on hosts with this Ray label: one on each such host, unless --nodes asks for more.",
 )
 @click.option(
     "--min",
     "min_nodes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Minimum number of nodes, where --max lets it follow how busy they are.",
+    help="Minimum number of nodes when --max lets the number follow the load.",
 )
 @click.option(
     "--max",
     "max_nodes",
     type=click.IntRange(min=1),
     metavar="M",
-    help="Maximum number of nodes; between --min and this it follows how busy they are.",
+    help="Maximum number of nodes; the number follows the load between --min and this.",
 )
 @click.option(
-    "--port", default=0, show_default=True, help="Port of the first node, the next count on; 0 takes free ones."
+    "--port",
+    default=0,
+    show_default=True,
+    help="Port of the first node; the next ones use the following ports. 0 takes free ports.",
 )
 @click.option(
     "--ray-memory",
     type=BYTES,
     default="256MiB",
     show_default=True,
-    help="Memory for objects of a Ray that is started here.",
+    help="Memory for Ray's object store, if this command starts Ray.",
 )
 @_timeout
 @node_options
@@ -114,10 +120,10 @@ def up(
     control: str | None,
     **options: Any,
 ) -> None:
-    """Start nodes under Ray, or bring those that run in line with other options, one after another.
+    """Start nodes under Ray; if they run already, restart them one by one with the options given now.
 
-    Without --address and RAY_ADDRESS a Ray of this machine alone is started in the background; down ends it. All
-    options of serve are there too, and are those of every node.
+    Without --address and RAY_ADDRESS, Ray is started on this machine alone, in the background; "down" stops it. All
+    options of serve are accepted and apply to every node.
     """
     node = served_settings(node, tenants=tenants, **options)
 
@@ -162,7 +168,7 @@ up.params.extend(
 @_where
 @as_json
 def status(address: str | None, namespace: str, as_json: bool) -> None:
-    """Say which nodes there are, and how they are."""
+    """Show the nodes and their state."""
     with _ray_elsewhere():
         state = _joined(address, namespace).state()
     if as_json:
@@ -177,7 +183,7 @@ def status(address: str | None, namespace: str, as_json: bool) -> None:
 @_timeout
 @as_json
 def scale(address: str | None, namespace: str, nodes: int, timeout: float, as_json: bool) -> None:
-    """Have N nodes, whatever the demand."""
+    """Run exactly N nodes, whatever the load."""
     with _ray_elsewhere():
         state = _joined(address, namespace).scale(nodes, timeout)
     if as_json:
@@ -190,7 +196,7 @@ def scale(address: str | None, namespace: str, nodes: int, timeout: float, as_js
 @_where
 @as_json
 def down(address: str | None, namespace: str, as_json: bool) -> None:
-    """End the nodes, and the Ray that frostline cluster up has started once no nodes are left in it."""
+    """Stop the nodes, and also Ray if frostline cluster up started it and no other nodes are left in it."""
     from frostline.ray import control
 
     with _ray_elsewhere():

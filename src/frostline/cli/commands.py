@@ -46,7 +46,9 @@ _MODEL = "demo:efficientnet_lite0"
 
 
 @command(epilog="Example: frostline demo --data photos/ --out run/")
-@click.option("--data", metavar="DIR", help="A folder of images in class folders, instead of the demo's own set.")
+@click.option(
+    "--data", metavar="DIR", help="Folder of images with one folder per class, instead of the demo's own images."
+)
 @epochs_option
 @click.option(
     "--out",
@@ -58,10 +60,11 @@ _MODEL = "demo:efficientnet_lite0"
 )
 @as_json
 def demo(data: str | None, epochs: int | None, out: Path, as_json: bool) -> int:
-    """Fine-tune a pretrained EfficientNet-lite0 on real photographs, the node in a process of its own.
+    """Fine-tune a pretrained network on real photographs.
 
-    Without --data a set is made once from the photographs that scikit-image and scikit-learn ship: one class a
-    photograph, each sample a seeded view of a part of it. Held-out views show parts that no learned view shows.
+    The network is EfficientNet-lite0, and the node runs on this machine. Without --data the images are made once,
+    from photographs that scikit-image and scikit-learn ship: each photograph is a class, and each sample a random
+    crop of it. Held-out crops show regions that no training crop shows.
     """
     from frostline.training.start import begin
 
@@ -125,7 +128,7 @@ def run(arguments: Sequence[str] | None, began_at: float) -> None:
     """Run a verb and exit: 0 done, 1 failed, 2 the user can put it right, 3 a run differs, 130 interrupted.
 
     Args:
-        arguments: the ones of the process where there are none.
+        arguments: arguments of the command line; by default those of this process.
         began_at: the time when the command began, as ``time.perf_counter`` counts; verbs find it as the context's
             ``obj``.
     """

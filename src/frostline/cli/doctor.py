@@ -22,14 +22,16 @@ _HASTE = {RETRY_FOR: "5", TIMEOUT: "15"}
 @click.option("--data", metavar="URL", help="Folder or URL of the data.")
 @format_option
 @click.option("--column", metavar="NAME", help="Column of Parquet files that has the samples.")
-@click.option("--targets", metavar="COLUMN", help="Column with the targets to learn, in place of classes.")
+@click.option("--targets", metavar="COLUMN", help="Column with the targets to learn, instead of classes.")
 @click.option(
     "--near",
     multiple=True,
     metavar="URL",
     help="URL of a node beside the data, such as http://store-1:7070; may be repeated.",
 )
-@click.option("--device", metavar="LIST", help="Devices that are to be here, as serve takes them: cuda:0,cuda:1.")
+@click.option(
+    "--device", metavar="LIST", help="Devices that this machine should have, written as for serve: cuda:0,cuda:1."
+)
 @click.option(
     "--model",
     metavar="NAME",
@@ -47,11 +49,13 @@ _HASTE = {RETRY_FOR: "5", TIMEOUT: "15"}
     metavar="FILE|random",
     help="safetensors file with the weights of --model, or 'random'; by default the pretrained ones.",
 )
-@click.option("--tokenizer", metavar="FILE|hf:NAME", help="Tokenizer of a network that takes texts.")
+@click.option(
+    "--tokenizer", metavar="FILE|hf:NAME", help="Tokenizer of a network that takes texts, written as for train."
+)
 @click.option(
     "--samples",
     metavar="KIND",
-    help="Kind of samples, such as images, sounds:SECONDS, waves:SECONDS or arrays:SHAPE; see train --help-all.",
+    help="Kind of the samples: images, sounds:SECONDS, waves:SECONDS or arrays:SHAPE; see train --help-all.",
 )
 @as_json
 def doctor(
@@ -68,10 +72,11 @@ def doctor(
     samples: str | None,
     as_json: bool,
 ) -> int:
-    """Examine a set-up before a job: this machine, the nodes, the data, the network, the link; say what to change.
+    """Check machine, nodes, data, network and link before a job.
 
-    Looks at as much as it is given: nothing but this machine, or a node, or data too; with --data and --model it makes
-    the job and measures it. Exits with 0 where a job can run, and with 2 where something is to be changed first.
+    It says what to change. Without options it checks this machine alone; --near adds nodes, --data the data, and
+    --data with --model a short job that is measured. The exit code is 0 if a job can run, and 2 if something must be
+    changed first.
     """
     if model is not None and data is None:
         raise SettingError("a network is examined on samples: name some (--data URL)")

@@ -44,31 +44,31 @@ __all__ = (
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File to write, by its suffix: .parquet, .safetensors or .lance.",
+    help="File to write; the suffix chooses the format: .parquet, .safetensors or .lance.",
 )
 @click.option(
     "--part-size",
     type=BYTES,
     default="64MiB",
     show_default=True,
-    help="Write in parts of about this size; an extraction that is interrupted goes on after the last whole part.",
+    help="Write parts of about this size; an interrupted extraction continues after the last complete part.",
 )
 @click.option(
     "--on",
     type=click.Choice(("ray",)),
-    help="Have tasks of Ray ask the nodes, part by part; Ray is that of RAY_ADDRESS or frostline cluster up.",
+    help="Let Ray tasks request the features, part by part, on the Ray cluster of RAY_ADDRESS or frostline cluster up.",
 )
 @log_format_option
 @trace_option
 @as_json
 def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json: bool) -> None:
-    """Write the features of every sample to a name that ends in .parquet, .safetensors or .lance.
+    """Write the features (embeddings) of every sample to a file.
 
-    Parquet has the columns id, object, label, class, and features as a fixed-shape tensor; safetensors the tensors
-    features, ids and labels; a Lance data set, which is a folder, has the columns of Parquet, with features as lists of
-    one length. It appears when it is whole. Parts are kept beside it until then: after a kill, run the same again, and
-    it goes on where it was. Over data that changed since, only samples that came or changed are computed, and the
-    result is that of a run from scratch. With --near several times the nodes share the work.
+    Parquet has the columns id, object, label, class and features, a fixed-shape tensor; safetensors has the tensors
+    features, ids and labels; a Lance data set, which is a folder, has the columns of Parquet with features as lists
+    of one length. The file appears when it is complete. Until then finished parts are kept beside it, and the same
+    command continues after a kill. When the data has changed, the same command computes only new and changed samples;
+    the result equals that of a run from scratch. Give --near several times to share the work between nodes.
     """
     from frostline.training.feature_files import check_suffix
     from frostline.training.start import begin
@@ -126,22 +126,26 @@ _OF_THE_RUN = {
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Folder of a run: what frostline train --out wrote.",
+    help="Folder of a run, as frostline train --out wrote it.",
 )
 @click.option(
     "--model",
     metavar="MODULE:FACTORY",
-    help="The run's network, where it is a factory of yours: that is code, and runs only where you name it here.",
+    help="The run's network, if it is a factory of yours. A factory is code, so it is only run if you name it here.",
 )
 @data_options
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Write the table to this .csv or .parquet file; without it CSV goes to stdout.",
+    help="Write the table to this .csv or .parquet file; without it, CSV goes to stdout.",
 )
 @click.option(
-    "--batch-size", default=32, show_default=True, metavar="B", help="Number of samples that the head takes at once."
+    "--batch-size",
+    default=32,
+    show_default=True,
+    metavar="B",
+    help="Number of samples that the head processes at once.",
 )
 @as_json
 def predict(
@@ -156,12 +160,12 @@ def predict(
     as_json: bool,
     **data: Any,
 ) -> None:
-    """Classify every sample with the network of a run, or give the numbers or labels that it learned.
+    """Predict classes, labels or numbers with a trained network.
 
-    The network, its preprocessing and the names of the classes are the run's; its folder may come from anybody, for it
-    says nothing that is run, asked or written elsewhere. The data needs no labels. The table has
-    a row for each sample: its object, the prediction, and the probability of that class; of several labels those that
-    are more likely than not, and the probability of each; of vectors the numbers, joined by semicolons.
+    The network, its preprocessing and the class names come from the folder of the run. The folder need not be trusted:
+    it cannot make this command run code, or read or write anywhere else. The data needs no labels. The table has
+    one row per sample: its object, the predicted class and the probability of that class. For several labels it has
+    those with a probability above one half, and the probability of each; for vectors the numbers, joined by semicolons.
     """
     from frostline.training.start import begin
 

@@ -36,26 +36,37 @@ _MAX_SHOWN = 10
 @list_option
 @changed_option
 @click.option(
-    "--near", multiple=True, metavar="URL", help="Have this node list the data; of several, the first that serves it."
+    "--near",
+    multiple=True,
+    metavar="URL",
+    help="Let this node list the data; if given several times, the first that serves the data.",
 )
 @where_option
 @click.option(
-    "--split", "shares", type=SHARES, metavar="NAME=SHARE,...", help="Divide the samples and save the parts by name."
+    "--split",
+    "shares",
+    type=SHARES,
+    metavar="NAME=SHARE,...",
+    help="Divide the samples into named parts and save them, such as train=0.8,val=0.2.",
 )
-@click.option("--by", metavar="COLUMN", help="Keep samples with the same value in this column in one part.")
+@click.option(
+    "--by",
+    metavar="COLUMN",
+    help="Keep samples with the same value in this column, such as a patient's number, in the same part.",
+)
 @click.option("--split-by", "column", metavar="COLUMN", help="Save one part for each value of this column.")
 @click.option(
     "--seed",
     default=0,
     show_default=True,
-    help="Seed by which samples are drawn for each part; the same seed gives the same parts.",
+    help="Seed for drawing the parts; the same seed gives the same parts.",
 )
 @click.option(
     "--beside",
     is_flag=True,
-    help="Keep manifest and splits beside the data in a local folder too, for everybody who reads it.",
+    help="Keep the manifest and splits in the data's own folder, so that everyone who reads the data finds them.",
 )
-@click.option("--check", "checks", is_flag=True, help="Read every sample: find unreadable ones and duplicates.")
+@click.option("--check", "checks", is_flag=True, help="Read every sample and report unreadable ones and duplicates.")
 @as_json
 def index(
     data: str,
@@ -73,11 +84,12 @@ def index(
     checks: bool,
     as_json: bool,
 ) -> None:
-    """Build the manifest of a data set, or find it, show what it holds, and divide it.
+    """List a data set, show what it contains, divide it into splits.
 
-    The manifest is kept beside the data in an object store, in the user's cache folder where that is a local folder or
-    takes no writes, and is built again only when the listing has changed. Splits are kept beside it: see train --split.
-    With --near nobody here needs credentials for the store: its node lists, and splits are kept in the cache folder.
+    The list of samples, the manifest, is kept and is built again only when the data has changed: beside the data in an
+    object store, or in the user's cache folder if the data is a local folder or is read-only. Splits are kept beside
+    it; use them by train --split. With --near the node lists the data, so this machine needs no credentials for the
+    store, and splits are kept in the cache folder.
     """
     whole = _listed(data, format=format, label=label, relist=relist, changed=changed, near=near, beside=beside)
     dataset = whole if where is None else whole.select(where)

@@ -38,42 +38,43 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     type=click.Choice(FORMS),
     default="ready",
     show_default=True,
-    help="Format of the copy: pixels that need no decoding, class folders (original), Parquet files, tar shards, or "
-    "rows of a table over CQL.",
+    help="Format of the copy: ready (decoded pixels), original (class folders), parquet, webdataset (tar shards) or cql"
+    " (table rows).",
 )
 @click.option(
     "--from",
     "source_format",
     metavar="FORMAT",
-    help="Format of SRC, where several lie there: folders, masks, webdataset, parquet, arrow, urls, cql or tar.gz.",
+    help="Format of SRC, if it has files of several formats: folders, masks, webdataset, parquet, arrow, urls, cql or "
+    "tar.gz.",
 )
 @where_option
 @click.option(
     "--resize",
     type=int,
     metavar="N",
-    help="Shorter side to N pixels; of a ready format the middle N x N of it.",
+    help="Scale images so that the shorter side has N pixels; from a ready format, take the central N x N pixels.",
 )
 @click.option(
     "--preprocess",
     metavar="FILE|PRESET",
-    help="Preprocessing that jobs will declare, for a ready format: JSON, imagenet:SIDE or efficientnet_lite:SIDE. One "
-    "that is copied as it is needs neither this nor --resize.",
+    help="Preprocessing that jobs on a ready format will declare: imagenet:SIDE, efficientnet_lite:SIDE or JSON. "
+    "Copying a ready format unchanged needs neither this nor --resize.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["uint8", "fp16"]),
     default="uint8",
     show_default=True,
-    help="Numbers of a ready format: uint8 pixels, whose features are the same bits, or rounded network inputs in "
-    "fp16.",
+    help="Numbers in a ready format: uint8 pixels, which give the same features bit for bit, or fp16 network inputs, "
+    "which are rounded.",
 )
 @click.option(
     "--object-size",
     type=BYTES,
     default="64MiB",
     show_default=True,
-    help="Size of one object of the copy, or of what is copied at once.",
+    help="Size of one object of the copy; also the amount that is copied at once.",
 )
 @click.option(
     "--workers", type=click.IntRange(min=1), default=16, show_default=True, help="Number of samples read at once."
@@ -86,18 +87,18 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     default=0.01,
     show_default=True,
     metavar="SHARE",
-    help="Share of the samples that may be unreadable before the job stops.",
+    help="Share of the samples that may be unreadable before the copy stops.",
 )
 @click.option(
     "--verify",
     is_flag=True,
-    help="Read all of a copy that is there already, and make again what is damaged, not only what another "
-    "version, size or seal shows.",
+    help="Read all of an existing copy and repair what is damaged; without this only objects whose size, version or "
+    "checksum changed are repaired.",
 )
 @click.option(
     "--on",
     type=click.Choice(("ray",)),
-    help="Have tasks of Ray make the parts of the copy, each with so many --workers; Ray is that of RAY_ADDRESS or "
+    help="Make the parts of the copy in Ray tasks, each with --workers readers, on the cluster of RAY_ADDRESS or "
     "frostline cluster up.",
 )
 @as_json
@@ -115,12 +116,13 @@ def ingest(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Copy a data set, from any format and store that Frostline reads, into another format or store.
+    """Copy a data set into another format or store.
 
-    With --format ready every image is decoded, scaled and cropped once, and jobs on DEST read its pixels with no
-    decoding: they declare the same preprocessing as on SRC and get the same pixels, to the bit. The other formats keep
-    the encoded images; of a ready format its pixels become PNGs. Labels, masks and metadata go with them. After a kill,
-    run it again: it goes on.
+    The source may have any format and be in any store that Frostline reads. With --format ready every image is
+    decoded, scaled and cropped once, and jobs on DEST read the pixels without decoding. They declare the same
+    preprocessing as on SRC and get the same pixels, bit for bit. The other formats keep the encoded images; pixels of
+    a ready format are written as PNG. Labels, masks and metadata are copied too. After a kill the same command
+    continues.
     """
     from frostline.datasets import Dataset
 

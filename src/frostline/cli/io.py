@@ -59,39 +59,39 @@ _setting = partial(setting_option, IoSettings)
     multiple=True,
     callback=roots_there,
     metavar="URL",
-    help="Without a node: read data under this URL itself.",
+    help="Read data under this URL directly, without a node.",
 )
 @_setting(
     "memory_bytes",
     "--memory",
-    help="Memory for samples that are kept or under way. The idle process and --node-memory come on top.",
+    help="Memory for samples that are cached or being fetched. The process itself and --node-memory come on top.",
 )
 @_setting(
     "window_bytes",
     "--window",
     default=0,
     show_default="a quarter of --memory",
-    help="Maximum bytes under way, a part of --memory that jobs share.",
+    help="Maximum bytes being fetched or held by jobs at once, a part of --memory that all jobs share.",
 )
 @node_setting(
     "memory_bytes",
     "--node-memory",
     default=default_node_memory_bytes,
     show_default=NODE_MEMORY,
-    help="Memory for reading and decoding, with --data-root.",
+    help="Memory for reading and decoding when --data-root is given.",
 )
 @node_setting(
     "read_threads",
     "--read-threads",
     type=click.IntRange(min=1),
-    help="Number of samples asked of a store at once, with --data-root; more hides a longer round trip.",
+    help="Number of samples requested from a store at once when --data-root is given; more hides a longer round trip.",
 )
-@click.option("--status", is_flag=True, help="Show the running service: its jobs, bytes under way and hits.")
+@click.option("--status", is_flag=True, help="Show the running service: its jobs, bytes being fetched and cache hits.")
 @click.option(
     "--metrics",
     "metrics_address",
     metavar="HOST:PORT",
-    help="Serve metrics for Prometheus there, such as at 127.0.0.1:9101, to whoever reaches it.",
+    help="Address at which to serve Prometheus metrics, such as 127.0.0.1:9101; anyone who can reach it can read them.",
 )
 @allowed_hosts_option
 @control_option
@@ -108,11 +108,11 @@ def io(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run the I/O service that jobs of this machine share, until Ctrl-C.
+    """Run the I/O service that the jobs on this machine share.
 
-    Jobs name it by near="unix://PATH", or by FROSTLINE_IO. What several of them read is read once, and their bytes
-    under way are one budget. It answers processes of the same user alone. With --json one line on stdout tells the
-    address once it is ready.
+    It runs until Ctrl-C. Jobs use it by near="unix://PATH" or FROSTLINE_IO. Samples that several jobs read are
+    fetched once, and the bytes being fetched have one limit for all jobs. Only processes of the same user can
+    connect. With --json, one line on stdout gives the address once the service is ready.
     """
     url = f"unix://{(path or io_socket()).absolute()}"
     if status:

@@ -243,7 +243,7 @@ log_format_option = click.option(
     expose_value=False,
     is_eager=True,
     callback=lambda _, __, kind: begin_logs(kind),
-    help="What is said on stderr: sentences for people, or one JSON object a line for whatever collects logs.",
+    help="Format of messages on stderr: sentences for people, or one JSON object a line for log collectors.",
 )
 
 
@@ -257,5 +257,5 @@ trace_option = click.option(
     expose_value=False,
     callback=_keep_trace,
     metavar="FILE",
-    help="Write what happened when, such as waits, steps and requests, as JSON that ui.perfetto.dev shows.",
+    help="Write a timeline of steps, waits and requests to this file, as JSON that ui.perfetto.dev shows.",
 )

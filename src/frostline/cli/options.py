@@ -69,7 +69,7 @@ class _SettingOption(click.Option):
         names: names of the option, as of ``click.Option``.
         of: class of the settings.
         field: name of the field.
-        **options: the ones of ``click.Option``.
+        **options: keyword arguments of ``click.Option``.
     """
 
     def __init__(self, names: Sequence[str], *, of: type, field: str, **options: Any) -> None:
@@ -115,14 +115,13 @@ def settings_of(of: type, options: dict[str, Any]) -> dict[str, Any]:
 NO_AUDIT = "none"
 """The file of whoever keeps no audit log."""
 
-NODE_MEMORY = "a quarter of the machine's or container's; of a small one 6GiB, or half"
+NODE_MEMORY = "a quarter of the machine's or container's memory; on a small one 6GiB, or half of it"
 """What a node's memory is where nothing says how much."""
 
 control_option = click.option(
     "--control",
     metavar="URL",
-    help="Report to this control plane and keep to the shares that it gives; none has none; FROSTLINE_CONTROL says the "
-    "same.",
+    help='URL of the control plane to report to, whose limits are kept; "none" uses none. Default: FROSTLINE_CONTROL.',
 )
 
 
@@ -131,16 +130,17 @@ allowed_hosts_option = click.option(
     "allowed_hosts",
     multiple=True,
     metavar="NAME",
-    help="Name, with all that end in it, by which it may be asked where it has no tenants, beside addresses and "
-    "localhost; pages of that name may ask it too. May be repeated.",
+    help="Host name, and its subdomains, under which the server may be addressed when it has no tenants; IP addresses "
+    "and localhost always work. Web pages from that host may call it. May be repeated.",
 )
 
 
 audit_option = click.option(
     "--audit",
     metavar="FILE|none",
-    help="File to which who read, brought and changed what, and who was refused, is appended, as lines of JSON; by "
-    "default in audit/ of the user's cache folder, by the port. Of 64 MiB and four older ones.",
+    help='File to which reads, uploads, changes and refusals are appended as lines of JSON, with who made them; "none" '
+    "writes none. Default: a file per port under audit/ in the user's cache folder. It is rotated at 64 MiB, and "
+    "four older files are kept.",
 )
 
 
@@ -153,14 +153,15 @@ _TLS = (
     click.option(
         "--tls-cert",
         metavar="FILE",
-        help="Speak TLS (https://) by this certificate, a PEM file as frostline cert writes it; one that is renewed "
-        "counts from the next connection on.",
+        help="Serve https:// with this PEM certificate, as frostline cert writes it. A renewed file is used from the "
+        "next connection on.",
     ),
-    click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert, where it does not stand in that file."),
+    click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert, if it is in another file."),
     click.option(
         "--tls-client-ca",
         metavar="FILE",
-        help="Answer only clients with a certificate of these authorities (FROSTLINE_TLS_CERT).",
+        help="Accept only clients with a certificate signed by an authority in this file; clients set "
+        "FROSTLINE_TLS_CERT.",
     ),
 )
 
@@ -197,38 +198,39 @@ def control_link(url: str | None) -> "ControlLink | None":
     return ControlLink(url or asking.control or "", asking.token)
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print the result alone, as JSON, on stdout.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print only the result, as JSON, on stdout.")
 
 format_option = click.option(
     "--format",
     metavar="NAME",
-    help="Format of the data, where several lie there: folders, masks, webdataset, parquet (parquet:COLUMN for texts), "
-    "arrow, urls, cql, ready or tar.gz.",
+    help="Format of the data, if files of several formats are there: folders, masks, webdataset, parquet "
+    "(parquet:COLUMN for texts), arrow, urls, cql, ready or tar.gz.",
 )
 label_option = click.option(
     "--label",
     metavar="COLUMN",
-    help="Column whose values are the labels, such as category; by default one that is called label, cls or class.",
+    help="Column whose values are the labels, such as category. Default: the one named label, cls or class.",
 )
 changed_option = click.option(
     "--changed",
     type=click.Choice(CHANGED),
     default=CHANGED[0],
     show_default=True,
-    help="Objects that changed since they were listed: leave them out, list again before the first epoch, or stop.",
+    help="What happens to objects that changed after they were listed: skip leaves them out, rebuild lists again before"
+    " the first epoch, refuse stops.",
 )
 list_option = click.option(
     "--list/--no-list",
     "relist",
     default=True,
     show_default=True,
-    help="List the data; --no-list takes the manifest that was built last, at once, whatever the number of objects.",
+    help="List the data before starting. --no-list reuses the last manifest without listing the store.",
 )
 list_locally_option = click.option(
     "--list-locally",
     is_flag=True,
-    help="List the data with credentials of one's own. Else the node that --near names lists it, but for a folder that "
-    "is on this machine as the node is.",
+    help="List the data from this machine, with your own credentials. By default the node given by --near lists it, "
+    "unless the data is a folder that both can see.",
 )
 where_option = click.option(
     "--where", metavar="SELECTION", help="Samples to use, such as \"label != 'trash' and length < 200000\"."
@@ -300,9 +302,9 @@ class VerbCommand(click.Command):
     """A verb whose help shows options by what they are about, and few of many.
 
     Args:
-        *args: the ones of ``click.Command``.
+        *args: arguments of ``click.Command``.
         first: names of the parameters that help shows where they are many.
-        **options: the ones of ``click.Command``.
+        **options: keyword arguments of ``click.Command``.
     """
 
     def __init__(self, *args: Any, first: Sequence[str] = _SHOWN_FIRST, **options: Any) -> None:
@@ -348,8 +350,8 @@ class VerbCommand(click.Command):
                     formatter.write_dl(records)
         if is_short:
             left = len(self.params) - len(self.shown_options(is_short=True))
-            more = f"{left} further options, and all" if left else "All"
-            formatter.write(f"\n{more} that is to be said of these: --help-all\n")
+            more = f"{left} more options, and the full text of these" if left else "The full text of these"
+            formatter.write(f"\n{more}: --help-all\n")
 
     def shown_options(self, *, is_short: bool) -> list[click.Parameter]:
         """The parameters that help shows, those of a section in its order."""
@@ -394,7 +396,7 @@ _HELP_ALL = click.Option(
     is_eager=True,
     expose_value=False,
     callback=_show_all,
-    help="Show every option, and all that is to be said of it.",
+    help="Show every option with its full text, and exit.",
 )
 
 
@@ -417,37 +419,38 @@ _NODE = (
         "--memory",
         default=default_node_memory_bytes,
         show_default=NODE_MEMORY,
-        help="Memory of the node for weights, samples and answers. On top of it come the idle process, a trial of an "
-        "engine (one at a time, half as much again at most), and --training-memory.",
+        help="Memory of the node for weights, samples and answers. The idle process, a trial of an engine (one at a "
+        "time, at most half as much again) and --training-memory come on top.",
     ),
     node_setting(
         "device",
         "--device",
-        help="Device on which the node runs networks, such as cpu or cuda; several, such as cuda:0,cuda:1, share them.",
+        help="Device on which the node runs networks, such as cpu or cuda; work is shared among several, such as "
+        "cuda:0,cuda:1.",
     ),
     node_setting(
         "read_threads",
         "--read-threads",
         type=click.IntRange(min=1),
-        help="Samples that the node asks a store away from it for at once; more hides a longer round trip.",
+        help="Number of samples that the node requests from a remote store at once; more hides a longer round trip.",
     ),
     node_setting(
         "local_tier",
         "--local-tier",
         metavar="DIR",
-        help="Keep samples of stores away from the node here, so that a second epoch reads nothing of them; by default "
-        "in the user's cache folder.",
+        help="Folder in which the node caches encoded samples of remote stores, so that later epochs need not read them"
+        " again. Default: in the user's cache folder.",
     ),
     node_setting(
         "local_tier_bytes",
         "--local-tier-size",
-        help="Maximum bytes of the local tier, 0 for none; by default a quarter of the free disk, at most 50 GiB.",
+        help="Maximum bytes of --local-tier; 0 disables it. Default: a quarter of the free disk, at most 50 GiB.",
     ),
     node_setting(
         "trial_s",
         "--trials",
         type=click.FloatRange(min=0),
-        help="Maximum seconds for trying engines on a network that is new to the node; 0 tries none.",
+        help="Maximum seconds for benchmarking inference engines on a network that is new to the node; 0 disables it.",
     ),
 )
 _DATA = (
@@ -456,8 +459,8 @@ _DATA = (
     click.option(
         "--column",
         metavar="NAME|INPUT=NAME,...",
-        help="Column of Parquet files that has the samples: texts, lists of numbers, or encoded images or sounds. Or a "
-        "column for each input that the network takes by name: pixel_values=image,input_ids=caption.",
+        help="Column of Parquet files that holds the samples: texts, lists of numbers, or encoded images or sounds. For"
+        " a network with several inputs, a column for each: pixel_values=image,input_ids=caption.",
     ),
     label_option,
     list_option,
@@ -466,15 +469,16 @@ _DATA = (
     click.option(
         "--split",
         metavar="NAME",
-        help="Name of a split to use alone, which the data brings or index --split has saved.",
+        help="Name of the split to use, which the data defines or index --split saved.",
     ),
     click.option(
         "--near",
         multiple=True,
         metavar="URL",
-        help="Node beside the data; may be repeated, to share the work. dns://SERVICE:PORT stands for all addresses of "
-        "a name, dns+https:// for the same over TLS, file:///PATH for a JSON list, ray://NAMESPACE for nodes under "
-        "Ray; nodes may come and go. Without it one is started for the job.",
+        help="URL of a node beside the data. May be repeated to share the work between nodes. dns://SERVICE:PORT stands"
+        " for all addresses of a host name, dns+https:// for the same over TLS, file:///PATH for a JSON list, "
+        "ray://NAMESPACE for nodes under Ray; nodes may come and go. Without it a node is started on this machine "
+        "for the job.",
     ),
     list_locally_option,
     click.option(
@@ -483,8 +487,8 @@ _DATA = (
         default=FLOAT32,
         show_default=True,
         metavar="exact|float32|bf16|fp16|int8|ERROR",
-        help="Error that engine and codecs may have. None (exact), that of another order of sums (float32), that of "
-        "computing and sending in fewer bits, or a relative error such as 0.01.",
+        help="Largest error that inference engines and compression may cause. exact: none; float32: rounding, at most "
+        "1e-4; bf16, fp16, int8: that of computing and sending in these types; or a relative error such as 0.01.",
     ),
     _loader_setting(
         "skip_allowance",
@@ -495,7 +499,8 @@ _DATA = (
     _loader_setting(
         "allow_nonfinite",
         "--allow-nonfinite",
-        help="Go on where the frozen layers give Inf or NaN for a sample, and count it; else the job stops there.",
+        help="Count samples for which the frozen layers give Inf or NaN and continue. By default the job stops at the "
+        "first.",
     ),
 )
 _JOB = (
@@ -504,68 +509,74 @@ _JOB = (
         "--model",
         required=True,
         metavar="NAME",
-        help="torchvision:NAME, timm:NAME, hf:OWNER/NAME or FOLDER, package.module:factory or demo:efficientnet_lite0.",
+        help="Network: torchvision:NAME, timm:NAME, hf:OWNER/NAME, hf:FOLDER, package.module:factory or "
+        "demo:efficientnet_lite0.",
     ),
     click.option(
         "--until",
         required=True,
         metavar="LAYER",
-        help="Last frozen module, or 'features': all but the classifier. Of several encoders join theirs by +.",
+        help="Last frozen module, such as layer3, or 'features' for all but the classifier. For a network with several "
+        "encoders, join one of each by +.",
     ),
     click.option(
         "--weights",
         metavar="FILE|random",
-        help="safetensors file of the whole network's state_dict; without it the name's pretrained ones, fetched once "
-        "into their library's cache. 'random' freezes layers that have learned nothing.",
+        help="safetensors file with the state_dict of the whole network. Default: the pretrained weights of --model, "
+        "downloaded once into its library's cache. 'random' uses untrained weights.",
     ),
     click.option(
         "--tokenizer",
         metavar="FILE|hf:NAME",
-        help="Tokenizer of a network that takes texts: tokenizer.json, hf:FOLDER or hf:OWNER/NAME; without it the one "
-        "in the folder of an hf: model.",
+        help="Tokenizer of a network that takes texts: tokenizer.json, hf:FOLDER or hf:OWNER/NAME. Default: the one in "
+        "the folder of an hf: model.",
     ),
     click.option(
         "--max-length",
         type=click.IntRange(min=1),
         metavar="TOKENS",
-        help="Tokens that every text is padded or cut to; by default 128, or as many as the network has positions for.",
+        help="Number of tokens to which every text is padded or truncated. Default: 128, or the network's number of "
+        "positions if that is smaller.",
     ),
     click.option(
         "--samples",
         metavar="KIND",
-        help="What samples are: images, sounds:SECONDS (log-mel spectrograms), waves:SECONDS (both with @RATE if it is "
-        "not 16000) or arrays:SHAPE, such as arrays:12x5000. By default sounds and arrays are known by their files' "
-        "suffixes, sounds as long as the longest of some, up to 10 seconds. Of several inputs, those that are named: "
-        "signal=arrays:12,input_ids=texts.",
+        help="Kind of the samples: images, sounds:SECONDS (log-mel spectrograms), waves:SECONDS (both with @RATE if it "
+        "is not 16000) or arrays:SHAPE, such as arrays:12x5000. By default sounds and arrays are recognised by "
+        "their suffixes, and sounds are as long as the longest of 16 of them, at most 10 seconds. For several "
+        "inputs, name them: signal=arrays:12,input_ids=texts.",
     ),
-    click.option("--seed", default=0, show_default=True, help="Seed of order, split, fresh layers and augmentation."),
+    click.option(
+        "--seed",
+        default=0,
+        show_default=True,
+        help="Seed of the order, the split, newly initialised layers and augmentation.",
+    ),
     click.option(
         "--cut",
         type=int,
         metavar="N",
-        help="Number of the cut to use, in place of the planned ones; frostline plan lists them.",
+        help="Number of the cut to use instead of the planned ones; frostline plan lists them.",
     ),
     click.option(
         "--codec",
         metavar="NAME",
-        help="Codec that packs the activations at --cut; by default the fastest that --accuracy allows.",
+        help="Codec that compresses the activations at --cut. Default: the fastest that --accuracy allows.",
     ),
     _loader_setting(
         "cache_folder",
         "--cache",
         "cache_folder",
         metavar="DIR",
-        help="Keep features on disk here too: a later job fetches none again.",
+        help="Folder on this machine in which features are kept on disk, so that later jobs need not fetch them again.",
     ),
-    _loader_setting(
-        "cache_disk_bytes", "--cache-size", help="Maximum bytes of the features on disk, in the folder of --cache."
-    ),
+    _loader_setting("cache_disk_bytes", "--cache-size", help="Maximum bytes of the features in the folder of --cache."),
     _loader_setting(
         "views",
         "--views",
         metavar="V",
-        help="Random augmentations that are kept of each sample: epoch e uses number e mod V. 0 draws new ones "
-        "each epoch and keeps none.",
+        help="Number of random augmentations cached per sample: epoch e uses number e mod V. 0 draws new ones each "
+        "epoch and caches none.",
     ),
 )
 
@@ -574,15 +585,16 @@ policy_option = click.option(
     type=click.Choice(POLICIES),
     default=POLICIES[0],
     show_default=True,
-    help="Rule that chooses the cut: the fastest mixture, or a published one to compare with.",
+    help="Rule that chooses the cut: best takes the fastest mixture of cuts, baseline sends the encoded samples as a "
+    "plain loader does, all_in_store also trains the head at the node. The others are published rules to compare with.",
 )
 
 epochs_option = click.option(
     "--epochs",
     type=int,
     metavar="N",
-    help="Passes over the training samples. Without it: until held-out loss falls no more; "
-    f"{FEW_EPOCHS} where features are not kept between epochs.",
+    help="Number of passes over the training samples. Default: until the held-out loss no longer falls, or "
+    f"{FEW_EPOCHS} if features are not kept between epochs.",
 )
 
 

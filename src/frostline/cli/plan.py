@@ -37,7 +37,7 @@ def print_answer(answer: WhatIfPlan, *, every: bool) -> None:
 
     Args:
         answer: the answer to show.
-        every: one row for each codec of each cut.
+        every: True shows a row for each codec of each cut, not only the best one.
     """
     plan, link = answer.plan, answer.plan.link
     made = table(plan, every=every)
@@ -96,53 +96,61 @@ def _ways(plan: Plan, situation: Situation) -> str:
     type=click.Choice((*POLICIES, ALL_POLICIES)),
     default=POLICIES[0],
     show_default=True,
-    help="Rule that chooses; 'all' puts every rule beside the best one.",
+    help="Rule that chooses the cut; 'all' compares every rule with the best one.",
 )
 @click.option(
     "--bandwidth",
     type=BANDWIDTH,
     metavar="RATE",
-    help="Assume a link that carries so much a second: 1Gbit, 100Mbit, 12MB.",
+    help="Assume a link with this bandwidth: 1Gbit, 100Mbit, 12MB.",
 )
 @click.option(
-    "--store-speed", type=TIMES, metavar="TIMES", help="Assume a store side so many times as fast, such as 0.5 or 2."
+    "--store-speed",
+    type=TIMES,
+    metavar="TIMES",
+    help="Assume a node that is this many times as fast, such as 0.5 or 2.",
 )
 @click.option(
-    "--trainer-speed", type=TIMES, metavar="TIMES", help="Assume a trainer so many times as fast, such as 0.5 or 2."
+    "--trainer-speed",
+    type=TIMES,
+    metavar="TIMES",
+    help="Assume a trainer that is this many times as fast, such as 0.5 or 2.",
 )
 @click.option(
     "--nodes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Assume so many nodes beside the data, which share the work.",
+    help="Assume this many nodes beside the data, which share the work.",
 )
-@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Assume a job of so many epochs.")
+@click.option("--epochs", type=click.IntRange(min=1), metavar="N", help="Assume a job of this many epochs.")
 @click.option(
     "--trainer-memory",
     type=BYTES,
     metavar="SIZE",
-    help="Assume so much memory at the trainer for the frozen layers that are left to it.",
+    help="Assume this much memory at the trainer for the frozen layers that run there.",
 )
 @click.option(
-    "--separate-machines", is_flag=True, help="Assume a machine each for node and trainer, like the one measured on."
+    "--separate-machines",
+    is_flag=True,
+    help="Assume that node and trainer have a machine each, like the one that was measured.",
 )
-@click.option("--measure", is_flag=True, help="Measure again before a question is answered.")
-@click.option("--all", "every", is_flag=True, help="Show every codec of every cut, and not the best of each alone.")
+@click.option("--measure", is_flag=True, help="Measure again before answering.")
+@click.option("--all", "every", is_flag=True, help="Show every codec of every cut, not only the best one.")
 @click.option(
     "--html",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="File for a page of HTML on which the plan is drawn.",
+    help="File to which the plan is drawn as an HTML page.",
 )
 @as_json
 def plan(
     job: JobSettings, rule: str, measure: bool, every: bool, html: Path | None, as_json: bool, **what_if: Any
 ) -> None:
-    """Show which share of the samples takes which cut and codec, and what every other would cost, and why.
+    """Show where a network is best cut, and the cost of every cut.
 
-    Everything is measured: node and trainer run the network on a few of the samples, and a few cross the link.
-    The measurement is kept, so that questions (--policy, --cut, and what if the link, the speeds, the memory, the
-    nodes or the epochs were others) are answered from the latest one, without running anything.
+    Node and trainer run the network on a few samples, a few samples cross the link, and the seconds, bytes and memory
+    are measured. The measurement is kept: what-if questions (--policy, --cut, or another bandwidth, speed, memory,
+    number of nodes or epochs) are answered from the latest one without running anything.
     """
     if html is not None:
         make_folder(html.parent)

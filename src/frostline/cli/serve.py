@@ -51,19 +51,21 @@ __all__ = ("cert", "control", "serve", "served_settings")
     default="127.0.0.1:7070",
     show_default=True,
     metavar="HOST:PORT",
-    help="Address to listen on; port 0 takes a free one. A host that others can reach takes --tenants or --open too.",
+    help="Address to listen on; port 0 takes a free one. An address that other machines can reach needs --tenants or "
+    "--open.",
 )
 @click.option(
     "--tenants",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="TOML file of who may use the node, with weights and quotas; without it everybody may.",
+    help="TOML file of the users who may use the node, with weights and quotas. Without it anyone who reaches the "
+    "address may.",
 )
 @node_setting(
     "allow_anonymous",
     "--open",
     "allow_anonymous",
-    help="Listen beyond this machine without --tenants: whoever can reach the address may use the node.",
+    help="Listen beyond this machine without --tenants: anyone who can reach the address may use the node.",
 )
 @allowed_hosts_option
 @tls_options
@@ -71,38 +73,47 @@ __all__ = ("cert", "control", "serve", "served_settings")
     "batching",
     "--batching",
     type=click.Choice(BATCHING),
-    help="Rule that forms device batches: fair, or hapi or fixed to compare with.",
+    help="Rule that forms batches for the device: fair, or hapi or fixed for comparison.",
 )
 @node_setting(
-    "max_requests", "--max-requests", help="Maximum requests in work or waiting; one more is answered with 429."
+    "max_requests",
+    "--max-requests",
+    help="Maximum number of requests that are processed or waiting; further ones get status 429.",
 )
 @node_setting(
-    "min_bytes_per_s", "--min-upload-rate", help="Drop uploads that stay below this many bytes per second for a minute."
+    "min_bytes_per_s",
+    "--min-upload-rate",
+    help="Drop uploads that are slower than this many bytes per second for a minute.",
 )
 @node_setting(
     "device_batch",
     "--device-batch",
     type=click.IntRange(min=1),
-    help="Maximum samples that the network runs on at once, a multiple of 8.",
+    help="Maximum number of samples that the network runs on at once, a multiple of 8.",
 )
 @click.option(
     "--threads",
     type=click.IntRange(min=1),
-    help="Threads that compute, and as many that decode; by default as many as there are cores.",
+    help="Number of compute threads, and of decoding threads. Default: the number of cores.",
 )
 @node_setting(
     "max_run_s",
     "--max-run",
     type=click.FloatRange(min=0, min_open=True),
-    help="Refuse networks of which a run of eight samples is estimated to take longer.",
+    help="Refuse networks for which a run of eight samples is estimated to take longer than this.",
 )
 @node_setting(
     "max_operation_s",
     "--max-operation",
     type=click.FloatRange(min=0, min_open=True),
-    help="Refuse networks of which one operation is estimated to take longer in such a run; others wait that long.",
+    help="Refuse networks with a single operation that is estimated to take longer than this, since other requests wait"
+    " for it.",
 )
-@click.option("--engines", metavar="NAMES", help="Engines that may be tried, with commas; all by default, '' none.")
+@click.option(
+    "--engines",
+    metavar="NAMES",
+    help="Inference engines that may be tried, separated by commas. Default: all; '' tries none.",
+)
 @node_setting(
     "cache_folder",
     "--cache",
@@ -110,62 +121,63 @@ __all__ = ("cert", "control", "serve", "served_settings")
     metavar="DIR",
     help="Folder in which features are kept on disk, for later epochs, jobs and tenants.",
 )
-@node_setting("cache_bytes", "--cache-size", help="Maximum bytes of the features on disk, in the folder of --cache.")
+@node_setting("cache_bytes", "--cache-size", help="Maximum bytes of the features in the folder of --cache.")
 @node_setting(
     "shared_cache",
     "--shared-cache",
     metavar="URL",
-    help="URL of a store in which features are kept too, for all nodes that are given the same URL.",
+    help="URL of a store in which features are kept for all nodes that are given the same URL.",
 )
 @node_setting(
     "shared_cache_bytes",
     "--shared-cache-size",
-    help="Maximum bytes of the shared cache, by all nodes; features that nobody used for an hour make room.",
+    help="Maximum bytes of the shared cache, counted over all nodes. Features not used for an hour are evicted, least "
+    "recently used first.",
 )
 @node_setting(
     "shared_cache_wait_s",
     "--shared-cache-wait",
-    help="Seconds that a batch waits for features from the shared cache before they are computed.",
+    help="Maximum seconds that a batch waits for the shared cache before its features are computed.",
 )
 @node_setting(
     "weight_folders",
     "--weights",
     "weight_folders",
     metavar="DIR",
-    help="Folder with pretrained weights, such as a hub's cache: trainers that use them send them no more. Repeat it.",
+    help="Folder with pretrained weights, such as a hub's cache; trainers need not upload weights that are in it. May "
+    "be repeated.",
 )
-@node_setting("follow_links", "--follow-links", help="Let symbolic links in folders lead out of the data roots.")
-@node_setting("allow_training", "--allow-training", help="Train heads beside the node, for policy all_in_store.")
+@node_setting("follow_links", "--follow-links", help="Allow symbolic links in folders to lead outside the data roots.")
 @node_setting(
-    "training_memory_bytes", "--training-memory", help="Memory of the process that trains; it comes on top of --memory."
+    "allow_training", "--allow-training", help="Allow clients to train heads on this node (policy all_in_store)."
 )
+@node_setting("training_memory_bytes", "--training-memory", help="Memory of the training process, on top of --memory.")
 @node_setting(
     "listing_memory_bytes",
     "--listing-memory",
-    help="Memory of a process that lists data for a client, one a tenant; it comes on top of --memory.",
+    help="Memory of a process that lists data for a client, one per tenant, on top of --memory.",
 )
 @node_setting(
     "max_listed",
     "--max-listed",
     type=click.IntRange(min=1),
     metavar="SAMPLES",
-    help="Refuse to list data with more samples for a client.",
+    help="Maximum number of samples in a data set that is listed for a client.",
 )
-@node_setting("max_manifest_bytes", "--max-manifest", help="Refuse to send a manifest with more bytes.")
+@node_setting("max_manifest_bytes", "--max-manifest", help="Maximum bytes of a manifest that is sent to a client.")
 @audit_option
 @control_option
 @click.option(
     "--control-config",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="TOML file of what jobs that use this node may use together, as of frostline control; without it nothing is "
-    "bounded.",
+    help="TOML file of the limits for the jobs on this node, as for frostline control. Without it nothing is limited.",
 )
 @click.option(
     "--prices",
     metavar="GB,HOUR,CURRENCY",
-    help="Show the money that jobs save, by the prices of a GB that crosses the link and of an hour of a trainer, such "
-    "as 0.09,1.20,USD.",
+    help="Show the money that jobs save: price of a GB that crosses the link, price of a trainer's hour, currency, such"
+    " as 0.09,1.20,USD.",
 )
 @node_options
 @log_format_option
@@ -182,12 +194,12 @@ def serve(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Run a node beside the data, until Ctrl-C.
+    """Run a node beside the data.
 
-    Without --tenants, whoever can reach the address can run networks on the data under the roots. So an address beyond
-    this machine takes --tenants, or --open where only trainers can reach it. Jobs that use it and name no control plane
-    report to it, and its address shows them; --control none wants no reports. With --json one line on stdout tells the
-    address once the node is ready.
+    It runs until Ctrl-C. Without --tenants, anyone who can reach the address can run networks on the data under the
+    roots. So an address that other machines can reach needs --tenants, or --open if only your trainers can reach it.
+    Jobs without a control plane report their progress to the node, whose address shows it as a web page; --control
+    none turns that off. With --json, one line on stdout gives the address once the node is ready.
     """
     import torch
 
@@ -300,7 +312,7 @@ _ADVICE = (
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="TOML file of what is divided, between whom and by which policies.",
+    help="TOML file of the resources, the tenants and the policies that divide one among the other.",
 )
 @click.option(
     "--listen",
@@ -308,13 +320,14 @@ _ADVICE = (
     default="127.0.0.1:7075",
     show_default=True,
     metavar="HOST:PORT",
-    help="Address to listen on; port 0 takes a free one. A host that others can reach takes tenants in --config, or "
-    "--open.",
+    help="Address to listen on; port 0 takes a free one. An address that other machines can reach needs tenants in "
+    "--config, or --open.",
 )
 @click.option(
     "--state",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="File of what stages hold, which outlives the process; by default beside --config, with the suffix .state.",
+    help="File in which the amounts that jobs hold are kept across restarts. Default: the name of --config with the "
+    "suffix .state.",
 )
 @click.option("--open", "is_open", is_flag=True, help="Listen beyond this machine without tenants.")
 @allowed_hosts_option
@@ -323,7 +336,7 @@ _ADVICE = (
 @click.option(
     "--forget-changes",
     is_flag=True,
-    help="Go back to what --config says: forget what was changed while a control plane with this state ran.",
+    help="Discard changes that were made while the control plane ran, and use --config as it is.",
 )
 @log_format_option
 @as_json
@@ -340,11 +353,11 @@ def control(
     forget_changes: bool,
     as_json: bool,
 ) -> None:
-    """Run the control plane of jobs that share a store, until Ctrl-C.
+    """Run the control plane, which divides a store between jobs.
 
-    Jobs name it by LoaderSettings.control, nodes and I/O services by --control, all by FROSTLINE_CONTROL. They report
-    to it each second and keep to what it answers; without it they go on with what they heard last. With --json one line
-    on stdout tells the address once it is ready.
+    It runs until Ctrl-C. Jobs use it by LoaderSettings.control, nodes and I/O services by --control, and all of them
+    by FROSTLINE_CONTROL. They report to it every second and keep to the limits that it answers; when it is down they
+    keep the last ones. With --json, one line on stdout gives the address once it is ready.
     """
     from frostline.control.app import ControlPlane, make_control_app
     from frostline.control.changes import ControlChanges
@@ -383,29 +396,34 @@ def control(
     default="certificates",
     show_default=True,
     metavar="DIR",
-    help="Folder of the authority (ca.pem and ca-key.pem, which are made once) and of what it signs.",
+    help="Folder for the authority (ca.pem and ca-key.pem, created once) and the certificates that it signs.",
 )
-@click.option("--client", "is_client", is_flag=True, help="Certificate of a client, such as a trainer.")
+@click.option(
+    "--client",
+    "is_client",
+    is_flag=True,
+    help="Make a certificate for a client, such as a trainer, instead of a server.",
+)
 @click.option(
     "--revoke",
     "is_revoked",
     is_flag=True,
-    help="Certificates of these names count no more: writes clients.pem, which servers take as --tls-client-ca.",
+    help="Revoke the certificates of these names: writes clients.pem, to be given to servers as --tls-client-ca.",
 )
 @click.option(
     "--days",
     type=click.IntRange(min=1),
     default=365,
     show_default=True,
-    help="Days for which the certificate is valid.",
+    help="Number of days for which the certificate is valid.",
 )
 @as_json
 def cert(names: tuple[str, ...], out: Path, is_client: bool, is_revoked: bool, days: int, as_json: bool) -> None:
-    """Make a certificate for a server or a client of one's own cluster, and the authority that signs it.
+    """Make a TLS certificate for a server or a client of your cluster.
 
-    The names are those by which a server is asked: of its host, of a service (dns+https://), or addresses. Without an
-    authority in the folder one is made first. Its key stays in that folder; ca.pem goes to all clients
-    (FROSTLINE_TLS_CA), and to servers that ask clients for certificates (--tls-client-ca).
+    The authority that signs it is made first, if the folder has none; its key stays there. Give the names by which
+    clients address the server: host names, the name of a service (dns+https://), or IP addresses. Copy ca.pem to all
+    clients (FROSTLINE_TLS_CA), and to servers that ask clients for certificates (--tls-client-ca).
     """
     from frostline.wire.tls import Authority
 

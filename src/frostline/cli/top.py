@@ -120,14 +120,15 @@ def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, f
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="Seconds between two updates; rates are taken over them.",
+    help="Seconds between updates; rates are averaged over them.",
 )
-@click.option("--once", is_flag=True, help="Look twice, show what happened between, and end; for scripts.")
+@click.option("--once", is_flag=True, help="Measure once over that time, print it and exit, for scripts.")
 @as_json
 def top(near: Sequence[str], every: float, once: bool, as_json: bool) -> int:
-    """Show what nodes do, until Ctrl-C: rates, devices, memory, caches and tenants.
+    """Show the activity of nodes: rates, devices, memory, tenants.
 
-    With --json each look is one line, a list of nodes. With --once the exit code is 1 where a node did not answer.
+    It runs until Ctrl-C. With --json each update is one line, a list of nodes. With --once the exit code is 1 if a
+    node did not answer.
     """
     with ExitStack() as stack:
         nodes = [_Watched(url, stack) for url in near]

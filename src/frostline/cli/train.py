@@ -55,73 +55,73 @@ _RECIPE = (
         "--weight-decay",
         type=float,
         metavar="RATE",
-        help="Weight decay of the optimiser; by default its own: 0.01 of adamw, none of the others.",
+        help="Weight decay of the optimiser. Default: 0.01 for adamw, 0 for the others.",
     ),
     click.option(
         "--schedule",
         type=click.Choice(SCHEDULES),
         default=SCHEDULES[0],
         show_default=True,
-        help="Learning rate behind the warm-up: as it is, or falling to nothing by the last step of --epochs.",
+        help="Learning-rate schedule after the warm-up: constant, or decay to zero by the last step of --epochs.",
     ),
     click.option(
         "--warm-up",
         default=0.0,
         metavar="SHARE|STEPS",
-        help="Steps in which the learning rate rises, or below 1 their share of all steps.",
+        help="Warm-up of the learning rate: a number of steps, or if below 1 a share of all steps.",
     ),
     click.option(
         "--patience",
         type=click.IntRange(min=1),
         metavar="EPOCHS",
-        help="End when the held-out loss has not fallen for so many epochs, and keep the best head; 5 where --epochs "
-        "is not given.",
+        help="Stop when the held-out loss has not improved for this many epochs, and keep the best head. Default "
+        "without --epochs: 5.",
     ),
-    click.option(
-        "--targets", metavar="COLUMN", help="Learn this column of the data in place of its classes; --loss says how."
-    ),
+    click.option("--targets", metavar="COLUMN", help="Column to learn instead of the classes; --loss says how."),
     click.option(
         "--loss",
         default=LOSSES[0],
         show_default=True,
         metavar="|".join((*LOSSES, "FILE.py:FUNCTION")),
-        help="Loss over classes (cross-entropy), over a column of lists of classes (bce), of numbers or vectors (mse); "
-        "or a function of yours, which takes scores and targets and gives a batch's mean loss.",
+        help="Loss: cross-entropy, bce, mse or a function of yours. cross-entropy learns classes, bce a column of "
+        "lists of classes, mse numbers or vectors; a function takes scores and targets and returns the mean loss.",
     ),
     click.option(
         "--task",
         type=click.Choice(tuple(TASKS.values())),
-        help="What a function of yours is the loss of; by default numbers with --targets, and else classes.",
+        help="Kind of targets that a loss function of yours takes. Default: numbers with --targets, else classes.",
     ),
     click.option(
         "--label-smoothing",
         default=0.0,
         metavar="SHARE",
-        help="Share of each sample's class that cross-entropy spreads over all classes in training.",
+        help="Label smoothing of the cross-entropy: the share of each target that is spread over all classes, in "
+        "training only.",
     ),
     click.option(
         "--metrics",
         metavar="NAME,...",
-        help="Metrics of held-out samples, the main one first. Of "
-        + "; of ".join(f"{task} {', '.join(names)}" for task, names in METRICS_OF.items())
-        + ". By default accuracy of classes, and of others all.",
+        help="Metrics of the held-out samples, the main one first. "
+        + "; ".join(f"For {task}: {', '.join(names)}" for task, names in METRICS_OF.items())
+        + ". Default: accuracy for classes, all metrics for the others.",
     ),
     click.option(
         "--lora",
         metavar="PLACE:r=RANK",
-        help="Train low-rank adapters of these layers, such as layers.10-11:r=8, and the classifier, in place of all "
-        "weights behind --until; alpha= and dropout= may follow.",
+        help="Train LoRA adapters in these layers, such as layers.10-11:r=8, and the classifier, instead of all weights"
+        " after --until. alpha= and dropout= may follow.",
     ),
     click.option(
         "--unfreeze",
         metavar="EPOCH:LAYER,...",
-        help="Train further layers from later epochs on, such as 3:layer4,6:layer3; layers joined by + begin together.",
+        help="Also train further layers from later epochs on, such as 3:layer4,6:layer3; join layers by + to unfreeze "
+        "them together.",
     ),
     click.option(
         "--bf16",
         is_flag=True,
-        help="Compute the trained part in bfloat16 (autocast); parameters, loss and optimiser stay in 32 bits, and the "
-        "frozen part goes by --accuracy.",
+        help="Compute the trained layers in bfloat16 (autocast). Parameters, loss and optimiser stay in float32; for "
+        "the frozen layers see --accuracy.",
     ),
 )
 
@@ -145,23 +145,23 @@ def run_options(verb: Verb) -> Verb:
         click.option(
             "--augment",
             is_flag=True,
-            help="Crop and flip images at random, computed anew each epoch.",
+            help="Crop and flip images at random, anew in each epoch.",
         ),
         _recipe_options,
         click.option(
             "--val-split",
             metavar="NAME",
-            help="Name of the split of the data that is held out and scored, in place of a drawn share.",
+            help="Name of the data's split that is held out and scored, instead of a random share.",
         ),
         click.option(
             "--val-share",
             type=float,
             metavar="SHARE",
-            help="Share of each class that is held out and scored; by default the split for it that the data brings, "
-            "or 0.2.",
+            help="Share of each class that is held out and scored. Default: the data's own validation split if it has "
+            "one, else 0.2.",
         ),
         click.option(
-            "--batch-size", default=32, show_default=True, metavar="B", help="Number of samples of one optimiser step."
+            "--batch-size", default=32, show_default=True, metavar="B", help="Number of samples in one optimiser step."
         ),
         epochs_option,
         policy_option,
@@ -281,9 +281,9 @@ resume_option = click.option(
     is_eager=True,
     callback=take_options,
     metavar="DIR",
-    help="Go on with the run in this folder from its last checkpoint, with its options. Give again what runs code (a "
-    "factory as --model, a file as --loss) and what is asked or written elsewhere: --near, --cache, --local-tier, and "
-    "--data where it is not on this machine.",
+    help="Continue the run in this folder from its last checkpoint, with its options. Options that run code (a factory "
+    "as --model, a file as --loss) or lead elsewhere (--near, --cache, --local-tier, and --data if it is not on "
+    "this machine) are not stored and must be given again.",
 )
 
 
@@ -376,23 +376,23 @@ def _rates(report: Report) -> list[tuple[str, str]]:
     default="60s",
     show_default=True,
     metavar="STEPS|TIME",
-    help="Steps (500) or time (60s, 5min) from one checkpoint in --out to the next within an epoch. Between epochs one "
-    "is written too. Where no steps are given, they take at most a fiftieth of the time.",
+    help="Steps (500) or time (60s, 5min) between two checkpoints in --out within an epoch; one is also written after "
+    "each epoch. With a time, checkpoints take at most 2 % of the run.",
 )
 @log_format_option
 @trace_option
 @as_json
 def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool, **how: Any) -> int:
-    """Fine-tune a network: its frozen layers run beside the data, its head here.
+    """Fine-tune a network: frozen layers beside the data, head here.
 
-    Features are computed once and kept where they fit, so that later epochs cost little: without --epochs there are
-    as many as it takes until the loss of the held-out samples falls no more, and the best head is kept. A split that
-    is called a test is scored and chooses nothing.
+    Features are computed once and kept if they fit into memory or --cache, so epochs after the first are cheap. Without
+    --epochs, training ends when the loss of the held-out samples no longer falls, and the best head is kept. A split
+    named "test" is scored and does not influence which head is kept.
 
     With --out the folder gets head.safetensors, model.safetensors (the whole network, loadable without
-    Frostline), report.json and report.html. Ctrl-C writes the same files with what there is by then. The folder also
-    keeps frostline.json and two checkpoints: --resume DIR goes on after a kill, and its losses are those of a run that
-    nothing broke off where features are (--accuracy exact). All in it is its user's alone.
+    Frostline), report.json and report.html. Ctrl-C writes the same files from the training done so far. The folder
+    also keeps frostline.json and two checkpoints, from which --resume DIR continues after a kill; with --accuracy exact
+    the losses are then those of an uninterrupted run. Only you can read the files.
     """
     from frostline.training.start import begin
 

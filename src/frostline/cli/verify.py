@@ -40,18 +40,19 @@ _FIRST = (
     default=10,
     show_default=True,
     metavar="N",
-    help="Maximum number of steps to compute again, spread over those that were recorded.",
+    help="Maximum number of steps to compute again, spread evenly over the recorded ones.",
 )
 @run_options
 @as_json
 def verify(run: Path, steps: int, job: JobSettings, as_json: bool, **how: Any) -> int:
-    """Compute steps of a run again and compare them with what its folder recorded while it trained.
+    """Compute steps of a run again and compare them with its record.
 
-    Batches are made again with the run's options and their features compared with the record: equal to the bit, within
-    what both accuracies explain (--accuracy), or else what differs: the record itself, the data, weights, layers, the
-    order, the features, or with --cache those that are kept there. Another node (--near), engine (--accuracy, --device)
-    or copy of the data (--data) may compute them. What the folder may not say is given again, as to train --resume.
-    The exit code is 0 where all is equal or within the bound, and 3 where something differs.
+    Batches are made again with the options of the run, and their features are compared with the recorded ones. The
+    result is equal (bit for bit), within (the error that both accuracies allow), or a list of differences: in the
+    record, the data, the weights, the layers, the order, the features, or with --cache the cached features. Another
+    node (--near), engine (--accuracy, --device) or copy of the data (--data) may compute them. Options that the
+    folder does not store must be given again, as for train --resume. The exit code is 0 for equal or within, 3 for
+    differences.
     """
     from frostline.training.start import begin
 

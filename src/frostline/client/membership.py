@@ -84,7 +84,7 @@ def require_protocol(health: Health, node: str, ours: tuple[int, int] = PROTOCOL
     Args:
         health: health of the node.
         node: the URL, for the sentence.
-        ours: the least and the greatest protocol of this side.
+        ours: lowest and highest protocol version of this side.
 
     Raises:
         Refused: It speaks none of them.

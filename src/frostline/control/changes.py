@@ -355,7 +355,7 @@ class JobShare:
 
     Attributes:
         given: amounts that it may use.
-        wanted: the ones of them that it wants now. The rest is what others leave, whose coming and going is no news.
+        wanted: amounts, at most ``given``, that it wants now. The rest is left by others, and its changes are no news.
     """
 
     given: Row
@@ -369,7 +369,7 @@ class Cause:
     Attributes:
         tenant: tenant whose stages or settings changed; None for what is everybody's.
         words: words about it for that tenant: ``"job night joined"``.
-        for_others: the same for others, who are told no names.
+        for_others: description for other tenants, without names.
     """
 
     tenant: str | None

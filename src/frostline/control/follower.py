@@ -43,8 +43,8 @@ class ControlFollower:
         beside: stages of the same process, such as its cache.
         counted_elsewhere: True if somebody else reports what is asked for here, such as an I/O service. Then
             memory alone is wanted and kept to, and no byte is counted twice.
-        activity: says what the process does for its job; None where nobody is told.
-        was_named: the same as of ``ControlReporter``.
+        activity: function that describes the work of the process for its job; None reports nothing.
+        was_named: True if the user named the control plane, as for ``ControlReporter``.
         clock: seconds of a monotonic clock.
 
     Attributes:
@@ -290,7 +290,7 @@ class PacedTransport:
 
     Args:
         transport: transport that asks.
-        follower: says when.
+        follower: follower that says when a request may be sent.
     """
 
     def __init__(self, transport: Transport, follower: ControlFollower) -> None:

@@ -296,7 +296,7 @@ class CacheStage:
         job: name of the job that it works for.
         max_bytes: bytes that it may take by its own settings, which a share never exceeds.
         held_bytes: returns the bytes that it holds.
-        bound: has it keep no more than so many bytes from now on.
+        bound: function that sets the maximum bytes that it keeps from now on.
     """
 
     kind = "cache"

@@ -168,10 +168,10 @@ def proportional(capacity: Floats, demand: Floats, weight: Floats, group: Ints) 
     that demand: the idea of Cheferd's proportional sharing without false allocation.
 
     Args:
-        capacity: the same as of ``weighted_max_min``.
-        demand: the same as of ``weighted_max_min``.
-        weight: the same as of ``weighted_max_min``.
-        group: the same as of ``weighted_max_min``.
+        capacity: amount to divide, as for ``weighted_max_min``.
+        demand: amount that each asks for, as for ``weighted_max_min``.
+        weight: weight of each, as for ``weighted_max_min``.
+        group: group of each, as for ``weighted_max_min``.
     """
     demand = np.minimum(demand, capacity[group])
     total = np.bincount(group, weight, len(capacity))

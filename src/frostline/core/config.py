@@ -315,7 +315,7 @@ class TenantSettings(TokenHolder):
         weight_bytes: maximum bytes of the resident networks that the tenant uploaded, and of the engines that were made
             for it. None is half of the memory for weights where there are several tenants.
         roots: URLs under which it may read; None is all that the node serves.
-        actions: some of ``ACTIONS``, which it may do; None is all that the node does.
+        actions: actions of ``ACTIONS`` that it may do; None allows all that the node does.
         prefixes: SHA-256 of the prefixes that it may upload, run and train behind; None is any.
         sees_all: True if it is told the statistics of the other tenants too.
         may_change: True if it may change weights and quotas of all tenants while the node runs.

@@ -50,7 +50,7 @@ class Within:
     """Bounds of a number.
 
     Attributes:
-        least: the least that it may be.
+        least: minimum value.
         most: the most that it may be.
         is_above: True if it must be more than ``least``.
     """
@@ -84,7 +84,7 @@ class Sized:
     """Bounds of the characters of a text, or of the entries of a list.
 
     Attributes:
-        least: the fewest that there may be.
+        least: minimum number of items.
         most: the most that there may be; None for any number.
         is_printable: True if a text may have no control characters.
     """

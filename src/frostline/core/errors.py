@@ -295,11 +295,14 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("address", "endpoint", "node_address", "node_url", "nodes", "server"), ("near",)),
     **dict.fromkeys(("freeze_to", "freeze_until", "frozen_until", "layer", "layers"), ("until", "freeze")),
     **dict.fromkeys(("data_dir", "data_path", "dataset", "path", "root", "uri"), ("url", "data")),
-    **dict.fromkeys(("feature_extractor", "image_processor", "processor", "transforms"), ("transform",)),
+    **dict.fromkeys(("feature_extractor", "image_processor", "processor"), ("transform",)),
     **dict.fromkeys(("callback", "callbacks", "on_event"), ("observe",)),
     **dict.fromkeys(("dtype", "precision"), ("accuracy",)),
     **dict.fromkeys(("DataLoader", "StreamingDataLoader", "dataloader"), ("loader",)),
-    **dict.fromkeys(("ImageFolder", "StreamingDataset", "WebDataset", "load_dataset"), ("Dataset",)),
+    **dict.fromkeys(("ImageFolder", "StreamingDataset", "WebDataset", "load_dataset", "load_from_disk"), ("Dataset",)),
+    **dict.fromkeys(("class_names", "features"), ("classes",)),
+    **dict.fromkeys(("column_names", "info", "schema"), ("columns",)),
+    **dict.fromkeys(("augmentation", "transforms"), ("transform", "preprocess")),
     "bs": ("batch_size",),
     "limit": ("num_samples",),
     "network": ("model",),
@@ -309,6 +312,8 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
 # The line to write with one of our names.
 _EXAMPLES: Mapping[str, str] = {
     "Dataset": 'Dataset("photos")',
+    "classes": "data.classes",
+    "columns": "data.columns",
     "freeze": 'freeze(model, until="layer4")',
     "loader": 'loader("photos", batch_size=32, shuffle=True)',
     "near": 'near="http://store-1:7070"',
@@ -325,19 +330,42 @@ _INSTEAD: Mapping[str, str] = {
         _OF_WORKERS,
     ),
     "batch_sampler": "the order is drawn from shuffle=True, seed=0 and epoch=0, so leave batch_sampler out",
+    **dict.fromkeys(
+        ("batch", "iter", "to_iterable_dataset", "to_tf_dataset"),
+        "batches are a loader's: write loader(data, batch_size=32, shuffle=True)",
+    ),
+    **dict.fromkeys(
+        ("set_format", "with_format"),
+        "samples are arrays and a loader's batches are tensors, so leave {name} out; job.arrays(32) gives NumPy",
+    ),
+    **dict.fromkeys(
+        ("Subset", "random_split"), "parts are data sets: write train, held_out = data.split(0.2), or data.take(rows)"
+    ),
+    **dict.fromkeys(("imgs", "image_paths", "filenames", "paths"), "write zip(data.names, data.targets)"),
+    **dict.fromkeys(("num_rows", "num_samples", "shape"), "write len(data)"),
+    **dict.fromkeys(("n_classes", "nclasses", "num_classes"), "write len(data.classes)"),
+    "add_column": 'write data.with_columns({{"patient": values}})',
     "collate_fn": "batches are made here: change each sample by map=function, or each batch by augment=function",
     "device": "batches come in CPU memory: write batch = batch.to(device) in the loop",
     "download": "data is read where it lies, so leave download out",
+    "filter": "write data.select(\"label == 'cat'\"), or data.take(mask) with a value for each sample",
     "generator": "the order is drawn from numbers: give seed=0 and epoch=0",
+    "map": "a function changes samples as they are loaded: write loader(data, batch_size=32, map=function)",
     "pin_memory": "batches for a model on a GPU are pinned by themselves, so leave pin_memory out; "
     "settings=LoaderSettings(pin_memory=True) forces it",
     "prefetch_factor": "the window of what is read ahead tunes itself, so leave prefetch_factor out; "
     "settings=LoaderSettings(window_bytes=1 << 28) bounds its bytes",
     "sampler": "the order is drawn from shuffle=True, seed=0 and epoch=0; weights=[...] draws by weights, and "
     "torch.distributed or ranks=Ranks(...) shares an epoch",
+    "save_to_disk": "write frostline ingest photos copy --format parquet on the command line",
+    "set_transform": "write data.transform = transform, or data.with_transform(transform)",
+    "shard": "ranks share an epoch by themselves under torch.distributed, or by ranks=Ranks(...) of a loader",
+    "skip": "write data[100:]",
+    "sort": "write data.take(numpy.argsort(data.targets))",
     "split": 'splits are asked for by name: Dataset("photos")["train"]',
     "streaming": "data is read where it lies, so leave streaming out",
     "target_transform": "map=function changes a sample with its label",
+    "unique": "write set(data.column(name).to_pylist()), or data.classes",
     "train": 'splits are asked for by name: Dataset("photos")["train"]',
 }
 

@@ -114,7 +114,7 @@ class Cut:
         shapes: the per-sample shape of each, without the batch dimension.
         dtypes: dtypes of each, such as ``float32``.
         bytes_per_sample: bytes that cross, uncompressed; 0 for cut 0, whose bytes are the sample's own.
-        is_relu: the one tensor that crosses holds values of a ReLU and no others (its output, or a selection or
+        is_relu: True if the only tensor that crosses holds values of a ReLU alone (its output, or a selection or
             maximum of it), so that no value is below zero and many are zero; -0.0 and NaN may be among them.
     """
 

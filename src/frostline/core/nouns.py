@@ -92,7 +92,7 @@ class FeatureBatch:
 
     Attributes:
         ids: ``int64[n]``.
-        tensors: one array ``[n, ...]`` for each tensor that crosses the cut; empty at cut 0, and while packed. Where
+        tensors: array ``[n, ...]`` for each tensor that crosses the cut; empty at cut 0, and while packed. Where
             encoded samples are handed out as rows, they are an array of ``bytes``.
         encoded: the encoded samples at cut 0 (buffers, not copied); empty at every other cut.
         skipped: the samples of this stretch of the request that could not be read.

@@ -145,7 +145,7 @@ class AdaptiveRate:
         seen_per_s: requests a second that went well in the second before.
         fall: part of the rate that is left after a refusal.
         rise_per_s: the share by which of itself the rate grows each second where it is near what was refused.
-        climb_per_s: the same elsewhere.
+        climb_per_s: share of itself by which the rate grows each second elsewhere.
         min_per_s: True if it falls no further.
     """
 

@@ -40,7 +40,7 @@ class CheckedRows:
         start: the first of them.
         stop: the first behind them.
         digests: the digests by row, of those whose bytes may be those of another.
-        unreadable: the ones that cannot be read or decoded, and why.
+        unreadable: samples that cannot be read or decoded, and why.
     """
 
     start: int
@@ -131,7 +131,7 @@ class Checked:
 
     Attributes:
         samples: number of samples that were read.
-        unreadable: the ones that cannot be read or decoded, or whose masks cannot, and why.
+        unreadable: samples that cannot be read or decoded, or whose masks cannot, and why.
         duplicates: groups of names of samples whose bytes are the same, the largest group first.
         seconds: duration of the check.
     """

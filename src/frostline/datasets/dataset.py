@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core import URLS, Samples, SampleTable, Skipped
-from frostline.core.config import CHANGED, cache_folder
-from frostline.core.errors import DataError, SampleError, SettingError, add_hints, suggest_names
+from frostline.core.config import CHANGED, cache_folder, check_type
+from frostline.core.errors import DataError, SampleError, SettingError, add_hints, hint_for, suggest_names
 from frostline.core.events import Observer
 from frostline.core.nouns import ShownInNotebooks, take_texts
 from frostline.datasets.formats.base import SelectedRows
@@ -44,7 +44,9 @@ from frostline.stores.protocols import Buffer
 
 __all__ = (
     "Dataset",
+    "DatasetLike",
     "DatasetStatistics",
+    "dataset_from",
     "reader_of",
     "refresh_locally",
     "require_one_part",
@@ -59,49 +61,50 @@ _SIDE = 224
 
 
 class Dataset(ShownInNotebooks):
-    """Labelled samples that stay where they are, in whatever format: see ``datasets.formats``.
+    """A data set that is read where it is stored, in the format that it has: see ``datasets.formats``.
 
-    Nothing is read until a property needs it; the first one that does lists the data and finds or builds
-    its manifest. The value does not change after that: make another one to see new data.
+    Nothing is read when it is made. The first property that needs the samples lists the data and finds or builds the
+    manifest. The list of samples does not change after that: make another ``Dataset`` to see new data.
 
     Args:
         url: ``s3://bucket/prefix``, ``file:///folder``, a plain path, ``cql://user@host/keyspace/table``,
             ``memory://name``, or ``hf:OWNER/DATASET``: the Parquet files of a data set of the Hugging Face hub.
-        cache: folder for manifests and splits that do not lie beside the data; the user's cache folder by default.
-        beside: keep them beside the data, in ``.frostline``, in a local folder too, for everybody who reads it.
-        format: name of the format that the data has, where more than one lies there; by default what it looks like.
-        column: column of Parquet files with the samples: texts or encoded images; or columns by the inputs that they
-            make, ``{"pixel_values": "image", "input_ids": "caption"}``. It becomes a part of the format's name.
-        label: column whose values are the labels: names, or whole numbers from 0; by default one that is called as
-            labels are, such as ``label`` or ``class``, or what the format itself says.
-        relist: False takes the manifest that was built last, without listing the data: at once, also where there are a
-            hundred million objects. What changed since is noticed when it is read.
-        changed: policy for objects that have changed since they were listed; their samples are never
-            used. ``skip`` leaves them out, names and counts them. ``rebuild`` lists the data again when a job begins,
-            so that its first epoch has it as it is then; what changes after that is left out. ``refuse`` takes the data
-            only as the manifest that was built last has it, and ends a job at the first sample that has changed.
-        targets: column whose values a loader gives as ``batch.targets``, of whole numbers, floats, texts, lists of
-            these or lists of lists of numbers, or a ``MultiLabel``; ``mask`` stands for the samples' masks. Several
-            come as a dict by name, and ``()`` gives none. By default they are the samples' masks, where the data has
-            some, and labels are classes.
-        transform: preparation of a sample where it is asked for by its place, and of a job or loader that is given no
-            other: a transform of torchvision or timm, an image processor of transformers, a function of an image of
-            Pillow, or steps of ``frostline.preprocess``. ImageNet's at 224 pixels by default.
-        near: address of a node beside the data, or of several: the first that serves it lists it, so that nobody here
-            needs credentials for the store. A job on these samples runs near the same nodes unless it is given others.
-        token: secret with which to ask that node; ``FROSTLINE_TOKEN`` by default. Never shown or logged.
-        observe: observer that is told how far the listing is, and what it leaves out; by default that is logged as a
-            warning of ``frostline``.
+        cache: folder for manifests and splits that are not kept beside the data. Default: the user's cache folder.
+        beside: True keeps manifests and splits of a local folder in its subfolder ``.frostline``, for everyone who
+            reads the data.
+        format: name of the data's format, if files of several formats are there. Default: recognised by the names of
+            the files.
+        column: column of Parquet files that holds the samples (texts, lists of numbers, encoded images or sounds); or a
+            column for each input of the network, ``{"pixel_values": "image", "input_ids": "caption"}``.
+        label: column whose values are the labels: class names, or whole numbers from 0. Default: the label of the
+            format, or the column named ``label``, ``cls`` or ``class``.
+        relist: False reuses the last manifest without listing the data, which takes no time for any number of objects.
+            Objects that have changed since are noticed when they are read.
+        changed: policy for objects that have changed since they were listed; their samples are never used. ``skip``
+            leaves them out, names and counts them. ``rebuild`` also lists the data again when a job begins. ``refuse``
+            raises an error if the listing differs from the last manifest, and ends a job at the first changed sample.
+        targets: column whose values become ``batch.targets`` (whole numbers, floats, texts, lists of these, or lists of
+            lists of numbers), or a ``MultiLabel``; ``"mask"`` means the samples' masks. For a sequence of these,
+            ``batch.targets`` is a dict by name; ``()`` gives no targets. Default: the masks, if the data has any.
+        transform: preprocessing of ``data[0]``, and of jobs and loaders that are given none: a transform of torchvision
+            or timm, an image processor of transformers, a function that takes a Pillow image, or steps of
+            ``frostline.preprocess``. Default: ImageNet's at 224 pixels.
+        near: URL of a node, or several, of which the first that serves the data lists it, so that this machine needs no
+            credentials for the store. Jobs on these samples use the same nodes unless they are given others.
+        token: secret that identifies this user to that node. Default: ``FROSTLINE_TOKEN``. Never shown or logged.
+        observe: function that is called with events about the progress of the listing and the files that it leaves out.
+            Default: files left out are logged as a warning of the logger ``frostline``.
 
     Attributes:
-        source: the lister of the data, for other parts of Frostline.
+        source: internal object that lists the data and keeps its manifest.
 
     Raises:
-        SettingError: the URL is none that Frostline reads, or there is no such format, or no such choice or address.
-        DataNotFound: the hub's data is neither in its cache nor to be fetched.
+        SettingError: Frostline cannot read such a URL, or an argument has a value that does not exist.
+        DataNotFound: data of the Hugging Face hub is not in its cache and cannot be downloaded.
 
-    The properties that list the data raise ``DataChanged`` where that is refused, ``DataNotFound``, ``EmptyDataset``,
-    ``AccessDenied``, ``OutOfSpace`` or ``StoreUnavailable``; with ``near`` also ``Refused`` or ``NodeUnreachable``.
+    The property that lists the data may raise ``DataNotFound``, ``EmptyDataset``, ``AccessDenied``, ``OutOfSpace``,
+    ``StoreUnavailable`` or, with ``changed="refuse"``, ``DataChanged``; with ``near`` also ``Refused`` or
+    ``NodeUnreachable``.
     """
 
     @add_hints
@@ -138,10 +141,8 @@ class Dataset(ShownInNotebooks):
             "token": token,
         }
         self.source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
-        self._asked |= {"targets": targets, "label": label, "transform": transform}
-        if transform is not None:
-            declare(transform)  # refuses what takes no image
-        self._transform = transform
+        self._asked |= {"targets": targets, "label": label}
+        self.transform = transform
         self._reader: SequentialReader | None = None
         self._process = os.getpid()
         self._label = label
@@ -177,12 +178,28 @@ class Dataset(ShownInNotebooks):
 
     @property
     def transform(self) -> Transform | None:
-        """The preparation of a sample, as given."""
+        """The preprocessing as given. Setting another one affects ``data[0]``, and jobs and loaders made after that."""
         return self._transform
+
+    @transform.setter
+    def transform(self, transform: Transform | None) -> None:
+        if transform is not None:
+            declare(transform)  # refuses what takes no image
+        self._transform = self._asked["transform"] = transform
+
+    def with_transform(self, transform: Transform | None) -> "Dataset":
+        """The same samples with another preprocessing, as the argument ``transform`` of this class.
+
+        Raises:
+            SettingError: it takes no image.
+        """
+        same = self._with(self.selection.rows)
+        same.transform = transform
+        return same
 
     @property
     def selection(self) -> Selection:
-        """The whole manifest and which of its rows these samples are: what the rest of Frostline works with."""
+        """The whole manifest and the rows of it that are in this data set, for other parts of Frostline."""
         if self._selected is None:
             whole = self.source.manifest(self._observe)
             left = describe_left_out(self._url, whole.left_out)
@@ -197,7 +214,7 @@ class Dataset(ShownInNotebooks):
 
     @property
     def manifest(self) -> Manifest:
-        """The table of the samples, and whether it was found or built."""
+        """The manifest of these samples: their table, and how it was made."""
         return self.selection.manifest
 
     @property
@@ -207,21 +224,39 @@ class Dataset(ShownInNotebooks):
 
     @property
     def names(self) -> Sequence[str]:
-        """Name of each sample's image; where the data is a ready format, of the one that it was made from."""
+        """Name of each sample's object; in a ready format, of the object that it was made from."""
         return self.manifest.names
 
     @property
     def has_targets(self) -> bool:
-        """Samples have masks: what a job's loader gives as ``batch.targets``."""
+        """True if the samples have masks, which a loader gives as ``batch.targets``."""
         return self.selection.whole_samples.has_targets
 
     @property
     def declares_targets(self) -> bool:
-        """Targets were declared by their columns, or that there are none: masks are no targets then."""
+        """True if the argument ``targets`` was given; masks are then targets only if it names them."""
         return self._declared is not None
 
     @property
-    def targets(self) -> TargetColumns | None:
+    def targets(self) -> TargetValues:
+        """The target of each sample, as a batch has them, read from the manifest alone.
+
+        Without declared targets these are the labels, ``int64[len(self)]`` with -1 where a sample has none, as
+        torchvision's data sets have them. Masks are not among them: they are read with their samples.
+
+        Raises:
+            SettingError: there is no such column, or masks are declared.
+            DataError: a column's values cannot be targets, or samples have none where they must.
+        """
+        columns = self.target_columns
+        if columns is None:
+            return np.asarray(self.samples.labels, np.int64)
+        if columns.has_masks:
+            raise SettingError("masks are read with their samples: take the targets of data[0], or of a loader's batch")
+        return columns.at(np.arange(len(self)))
+
+    @property
+    def target_columns(self) -> TargetColumns | None:
         """The declared targets of these samples; None where no column was declared.
 
         Raises:
@@ -240,9 +275,9 @@ class Dataset(ShownInNotebooks):
         return self._with(None)
 
     def refresh(self) -> "Dataset":
-        """These samples as they are listed now, where ``changed="rebuild"`` wants that; else this data set itself.
+        """These samples as listed now, with ``changed="rebuild"``; otherwise this data set unchanged.
 
-        A part keeps its samples: those that are gone leave it, and what is new is in none.
+        A subset keeps its samples, without those that have been removed; new samples are in no subset.
         """
         if self.source.changed != "rebuild" or (self._selected is None and self.source.relist):
             return self
@@ -253,31 +288,56 @@ class Dataset(ShownInNotebooks):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, by label; a part of a data set keeps them all."""
+        """The names of the classes, indexed by label. A subset has all classes of the whole data set."""
         return self.manifest.classes
 
     @property
+    def class_to_idx(self) -> dict[str, int]:
+        """The number of each class by its name, as torchvision's data sets have it."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
     def digest(self) -> str:
-        """SHA-256 that names exactly these samples: of the listing, or of the part taken of it."""
+        """SHA-256 that identifies exactly these samples."""
         return self.manifest.digest
 
-    def take(self, rows: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Dataset":
+    def take(self, rows: int | Sequence[int] | npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> "Dataset":
         """Some of the samples, as a data set of its own.
 
         Args:
-            rows: rows to take, in the order that they are given in; or a mask with a value for each sample, which
-                keeps the samples' order, and of which a bit a sample is held.
+            rows: number of samples to take from the beginning; or rows to take, in this order, negative ones counted
+                from the end; or a boolean mask with a value for each sample.
 
         Raises:
-            SettingError: a mask has another length.
+            IndexError: there is no such row.
+            SettingError: a mask has another length, or these are neither rows nor a mask.
         """
-        return self._with(self.selection.take(np.asarray(rows)))
+        if isinstance(rows, int | np.integer):
+            return self[: max(0, int(rows))]
+        found = np.asarray(rows)
+        if not found.size and found.ndim == 1:
+            found = found.astype(np.int64)
+        if found.ndim != 1 or found.dtype.kind not in "iub":
+            raise SettingError(f"rows are whole numbers, or a mask of truth values, not {type(rows).__name__}")
+        if found.dtype != np.bool_ and found.size:
+            first, last = int(found.min()), int(found.max())
+            self._row(last)
+            if self._row(first) != first:
+                found = np.where(found < 0, found + len(self), found)
+        return self._with(self.selection.take(found))
+
+    def shuffle(self, seed: int = 0) -> "Dataset":
+        """The same samples in a seeded random order, as a data set of its own, 8 bytes a sample.
+
+        A loader needs none of it: ``loader(data, batch_size=32, shuffle=True)`` draws another order each epoch.
+        """
+        return self.take(np.random.default_rng(seed).permutation(len(self)))
 
     def concatenate(self, *others: "Dataset") -> "Dataset":
-        """These samples, and after them those of other parts of the same data; one that is in several comes as often.
+        """These samples, then those of other subsets of the same data; a sample in several comes several times.
 
         Raises:
-            SettingError: a part belongs to other data.
+            SettingError: a subset belongs to another data set, or to another listing of it.
         """
         if not all(self._is_listed_like(other) for other in others):
             raise SettingError(f"only parts of {self.url} as it is listed now can be joined with it")
@@ -297,7 +357,9 @@ class Dataset(ShownInNotebooks):
         return self.selection.column(name)
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> "Dataset":
-        """The same samples with further columns, such as whose they are, to select and to split by. They are not kept.
+        """The same samples with further columns, such as patient numbers, for ``select`` and ``split``.
+
+        The columns are not saved.
 
         Args:
             columns: values by name, one for each sample in the samples' order.
@@ -309,17 +371,25 @@ class Dataset(ShownInNotebooks):
         same._selected = Selection(self.selection.with_columns(columns), None)
         return same
 
-    def select(self, chosen: str | pc.Expression) -> "Dataset":
-        """The samples for which a selection holds, in the samples' order.
+    def to_pandas(self) -> Any:
+        """The columns of the samples as a ``DataFrame`` of pandas, which has to be installed, one row a sample."""
+        return pa.table({name: self.column(name) for name in self.columns}).to_pandas()
+
+    def select(self, chosen: str | pc.Expression | Sequence[int] | npt.NDArray[np.int64]) -> "Dataset":
+        """The samples for which an expression is true, in their order; or the samples at the given rows, as ``take``.
 
         Args:
             chosen: text such as ``"label == 'glass' and width >= 200"`` (see ``datasets.selection``), or an
-                expression of Arrow, in which labels are numbers: ``pyarrow.compute.field("width") >= 200``.
+                expression of Arrow, in which labels are numbers: ``pyarrow.compute.field("width") >= 200``; or rows,
+                such as ``range(10)``.
 
         Raises:
+            IndexError: there is no such row.
             SettingError: it cannot be read, or does not fit the columns.
         """
-        return self._with(self.selection.where(chosen))
+        if isinstance(chosen, str | pc.Expression):
+            return self._with(self.selection.where(chosen))
+        return self.take(chosen)
 
     @overload
     def split(
@@ -363,8 +433,24 @@ class Dataset(ShownInNotebooks):
         parts = self.selection.divide([1 - shares, shares], seed, by=by, balanced=balanced)
         return self._part_number(parts, 0), self._part_number(parts, 1)
 
+    def train_test_split(self, test_size: float = 0.25, *, seed: int = 0) -> "dict[str, Dataset]":
+        """Divide each class into a part to train on and a part to test on, as ``split`` does with these two names.
+
+        Args:
+            test_size: share of the samples to test on, a float below 1; or about so many of them, an int.
+            seed: seed of the draw; the same seed gives the same parts.
+
+        Raises:
+            SettingError: the size makes no sense.
+            DataError: a part would be empty.
+        """
+        share = test_size / max(1, len(self)) if isinstance(test_size, int) else test_size
+        if not 0 < share < 1:
+            raise SettingError(f"test_size is a share below 1 or fewer than the {len(self)} samples, not {test_size}")
+        return self.split({"train": 1 - share, "test": share}, seed)
+
     def split_by(self, column: str) -> "dict[str, Dataset]":
-        """One part for each value of a column, by the value as text, such as the folds or splits that the data brings.
+        """One subset for each value of a column, such as folds, in a dict by the value as text.
 
         Raises:
             SettingError: there is no such column, or it has more than 255 values.
@@ -377,10 +463,11 @@ class Dataset(ShownInNotebooks):
         return {str(value): self._part_number(parts, number) for number, value in enumerate(values)}
 
     def save_splits(self, splits: "Mapping[str, Dataset]") -> str:
-        """Keep parts of this data set by name beside its manifest, in place of any of the same name; say where.
+        """Save subsets of this data set by name, beside its manifest; return the place.
 
-        They are ``data["train"]`` from then on, also on the command line, for as long as the listing is the same: for
-        everyone where they lie beside the data, else for this user. Which samples a part has is kept, not their order.
+        They are ``data["train"]`` from then on, and ``--split train`` on the command line, as long as the data does not
+        change: for everyone if manifests are kept beside the data, else for this user. The order of the samples is not
+        saved.
 
         Raises:
             SettingError: a part is one of other data.
@@ -393,12 +480,12 @@ class Dataset(ShownInNotebooks):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The names of the splits that the data brings, and of those that were saved."""
+        """The names of the splits that the data defines, and of those that were saved."""
         return tuple(dict.fromkeys((*self.splits_brought, *self._named.load())))
 
     @property
     def splits_brought(self) -> tuple[str, ...]:
-        """The names of the splits that the data says in its column ``split``, or by names of folders and files."""
+        """The names of the splits that the data defines by a column ``split`` or by names of folders and files."""
         return self.selection.whole.splits
 
     @overload
@@ -408,13 +495,13 @@ class Dataset(ShownInNotebooks):
     def __getitem__(self, name: SupportsIndex) -> tuple[Any, Any]: ...
 
     def __getitem__(self, name: str | slice | SupportsIndex) -> "Dataset | tuple[Any, Any]":
-        """The samples of a split, by its name; some samples, by a slice; or one sample, by its place.
+        """A split by its name, a subset by a slice, or one sample by its row.
 
-        A split of a part has the samples that are in the part too; one that was saved goes before one that the data
-        brings. A sample is a pair, as torchvision's data sets have it: ``float32[C, H, W]``, an array of NumPy that
-        the steps of ``transform`` give, or what its function gives of the image; and the sample's target: what
-        ``targets`` declares, else its mask, else the number of its class, -1 where it has none. It is read and decoded
-        here and now, which suits a look at the data and PyTorch's ``DataLoader``; ``frostline.loader`` reads ahead.
+        A split of a subset has the samples that are in both; a saved split takes precedence over one that the data
+        defines. A sample is a pair ``(x, target)``, as in torchvision. ``x`` is a NumPy array ``float32[C, H, W]`` if
+        ``transform`` consists of steps, else the result of its function. ``target`` is the declared target, else the
+        mask, else the number of the class, -1 if there is none. The sample is read and decoded by this call, which
+        suits a look at the data and PyTorch's ``DataLoader``; ``frostline.loader`` reads ahead.
 
         Raises:
             IndexError: there is no sample at that place.
@@ -433,7 +520,7 @@ class Dataset(ShownInNotebooks):
         rows = np.array([self._row(place) for place in places], np.int64)
         samples, names = self.samples.take(rows), list(take_texts(self.names, rows))
         reader = self._reader_here()
-        declared = self.targets
+        declared = self.target_columns
         has_masks = self.has_targets if not self.declares_targets else declared is not None and declared.has_masks
         prepared = _Prepared(self._transform, self)
         found, masks = dict(reader.read(samples, names)), masks_of(samples, reader) if has_masks else {}
@@ -468,6 +555,12 @@ class Dataset(ShownInNotebooks):
             self._reader, self._process = reader_of(self, maximum=_READ_TOGETHER), os.getpid()
         return self._reader
 
+    if not TYPE_CHECKING:  # which would take any name for one that there is
+
+        def __getattr__(self, name: str) -> Any:
+            hint = "" if name[:1] == "_" else hint_for(name, [known for known in dir(type(self)) if known[0] != "_"])
+            raise AttributeError(f"a Dataset has no {name!r}{hint}")
+
     def statistics(self) -> DatasetStatistics:
         """Counts, sizes, formats, columns and splits of the samples, from the manifest alone."""
         saved = self._named.load()
@@ -496,6 +589,8 @@ class Dataset(ShownInNotebooks):
         if name in self.splits_brought:
             return self.select(pc.field(SPLIT) == name)
         names = (*self.splits_brought, *saved)
+        if name in self.columns:
+            raise SettingError(f"{name!r} is no split but a column: write data.column({name!r})")
         known = f"only {', '.join(names)}" if names else "and none at all: save_splits and index --split make them"
         raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
 
@@ -554,6 +649,47 @@ def _one_by_one(found: TargetValues) -> list[Any]:
     if isinstance(found, dict):
         return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     return list(found)
+
+
+class _Subset(Protocol):
+    """``torch.utils.data.Subset``."""
+
+    dataset: Any
+    indices: Any
+
+
+class _Joined(Protocol):
+    """``torch.utils.data.ConcatDataset``."""
+
+    datasets: Any
+
+
+DatasetLike: TypeAlias = Dataset | str | Path | _Subset | _Joined
+"""What stands for a data set: itself, a path or URL, or parts of one as PyTorch divides and joins it."""
+
+
+def dataset_from(data: DatasetLike) -> Dataset:
+    """The data set that a caller means: itself, what lies at a path, or parts of one as PyTorch divides and joins it.
+
+    Args:
+        data: data set, path or URL, ``torch.utils.data.Subset`` of a data set, as ``random_split`` makes them, or
+            ``ConcatDataset`` of parts of one data set.
+
+    Raises:
+        SettingError: it is none of these, or joined parts are of different data.
+    """
+    if isinstance(data, str | Path):
+        return Dataset(data)
+    kind = type(data)
+    if kind.__module__ == "torch.utils.data.dataset":  # by name, since data sets need no torch
+        if kind.__name__ == "Subset":
+            part = cast(_Subset, data)
+            return dataset_from(part.dataset).take(part.indices)
+        if kind.__name__ == "ConcatDataset":
+            first, *others = map(dataset_from, cast(_Joined, data).datasets)
+            return first.concatenate(*others)
+    check_type("data", data, Dataset)
+    return cast(Dataset, data)
 
 
 def roots_of(data: Dataset) -> tuple[str, ...]:

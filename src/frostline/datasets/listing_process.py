@@ -46,8 +46,8 @@ class _Orders:
     Attributes:
         data: URL of the data set's root, which the node serves to whoever asks.
         format: see ``load_manifest``.
-        relist: the same.
-        refuses_changes: the same.
+        relist: False takes the last manifest, see ``load_manifest``.
+        refuses_changes: True refuses a changed listing, see ``load_manifest``.
         folders: the folders within which symbolic links of a folder may lead; None lets them lead anywhere.
         deadline_s: the time that a store may be silent; None for as long as the environment says.
         known: SHA-256 of files that the client has.

@@ -172,8 +172,8 @@ class Changes(NamedTuple):
     """Objects that are not what they were.
 
     Attributes:
-        changed: the ones of another version or size.
-        gone: the ones that are not there any more.
+        changed: objects of another version or size.
+        gone: objects that are not there any more.
     """
 
     changed: Sequence[str] = ()
@@ -354,7 +354,7 @@ class Manifest:
     """A data set's samples and where their table is kept.
 
     Attributes:
-        samples: one row a sample, in the order in which the format lists them.
+        samples: table with a row for each sample, in the order in which the format lists them.
         names: names of the images; in a ready format, those of the images that it was made from.
         etags: etag of each sample's object, as the store gives it.
         columns: the table itself, metadata too; of a part, still that of the whole.
@@ -529,9 +529,9 @@ def manifest_of(
     Args:
         kept: the table, its words of itself, and where it lies.
         found: see ``Manifest``.
-        applied: the same.
-        saved: the same; None is none.
-        left_out: the same; None takes what was left out when it was built.
+        applied: steps that a ready format has applied, see ``Manifest``.
+        saved: see ``Manifest``; None is none.
+        left_out: see ``Manifest``; None takes what was left out when it was built.
     """
     samples = WholeSamples(kept.columns)
     return Manifest(

@@ -273,8 +273,8 @@ class NodeListing:
         nodes: the addresses; the first that serves the data answers.
         data: URL of the data set's root.
         format: see ``Dataset``.
-        relist: the same.
-        changed: the same.
+        relist: False reuses the last manifest, see ``Dataset``.
+        changed: policy for changed objects, see ``Dataset``.
         cache: folder in which manifests are kept.
         token: secret with which to ask the node; None takes ``FROSTLINE_TOKEN``.
         sleep: waits so many seconds.
@@ -541,9 +541,9 @@ class ManifestSource:
         url: the canonical URL of its root.
         cache: folder for what does not lie beside the data.
         beside: see ``Dataset``.
-        format: the same.
-        relist: the same.
-        changed: the same.
+        format: name of the format, see ``Dataset``.
+        relist: False reuses the last manifest, see ``Dataset``.
+        changed: policy for changed objects, see ``Dataset``.
         near: addresses of the nodes that list it; none where it is listed here.
         token: see ``Dataset``.
     """
@@ -614,7 +614,7 @@ def canonical_url(url: str, near: str | Sequence[str] | None) -> str:
 
     Args:
         url: see ``Dataset``.
-        near: the same.
+        near: URL of the node or nodes that list the data, see ``Dataset``.
 
     Raises:
         SettingError: the URL is none that Frostline reads, or a node is to list what the hub has.

@@ -62,7 +62,7 @@ class _Entry:
         devices: kinds of device that it runs on.
         packages: packages that it needs beside torch.
         extra: extra of Frostline, which brings them.
-        needs: says what else is missing.
+        needs: function that returns a sentence about anything else that is missing.
         holds_16_bits: True if it computes a network that has 16-bit weights in these, as its owner does.
     """
 

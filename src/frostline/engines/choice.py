@@ -208,7 +208,7 @@ class _Prior:
     """What is known of an engine before any trial.
 
     Attributes:
-        ready_s: the same as ``Prospect.ready_s``, for EfficientNet-lite0.
+        ready_s: seconds until it is ready for EfficientNet-lite0, as ``Prospect.ready_s``.
         speed_ups: the factors by what the processor must be able to do for them, in its flags' names; the first that it
             has is taken, and without any of them the engine is not tried. "" asks for nothing.
         wants: abilities that the processor lacks.
@@ -254,7 +254,7 @@ def prospects(offers: Collection[str], abilities: Collection[str], *, here: bool
     Args:
         offers: names of those that the job may use and the machine has; the reference is none of them.
         abilities: abilities of the processor (``engines.machine.abilities``).
-        here: the ones that are ready in a moment are tried in the node's own process.
+        here: True tries engines that are ready in a moment in the node's own process.
     """
     found = []
     for engine in offers:
@@ -295,7 +295,7 @@ def comparison_prospect(engine: str, speed_up: float, *, here: bool) -> Prospect
     Args:
         engine: name of its offer.
         speed_up: the speed up as measured.
-        here: the same as for ``prospects``.
+        here: True tries quick engines in the node's own process, as for ``prospects``.
     """
     return Prospect(engine=engine, speed_up=speed_up, ready_s=1.0, is_here=here and is_prompt(engine))
 

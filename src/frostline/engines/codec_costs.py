@@ -51,7 +51,7 @@ def codec_costs(
     Args:
         values: the values by the cut's number, arrays ``[n, ...]`` of a few real samples
             (``engines.measure.cut_values``).
-        cuts: the ones of them to measure.
+        cuts: numbers of the cuts to measure.
         codecs: names; ``exact`` is not measured.
         clock: seconds of a monotonic clock.
         repeats: the measured runs, after one to warm up.

@@ -652,7 +652,7 @@ def cut_seconds(
         repeats: the measured runs, after one to warm up. Where one will do and the first is long, that is it: to make
             kernels ready is a small part of it.
         clock: seconds of a monotonic clock.
-        between: the same as for ``Runner.run``; what it takes is not measured.
+        between: function called between operations, as for ``Runner.run``; its time is not measured.
 
     Returns:
         ``float64[repeats, len(cuts)]``.
@@ -679,9 +679,9 @@ def cut_values(
     Args:
         graph: the graph from the network's input to the frost line.
         leaves: the tensors.
-        cuts: any of cut 1 and higher.
-        inputs: the same as for ``cut_seconds``.
-        between: the same as for ``Runner.run``.
+        cuts: numbers of the cuts to measure, from 1.
+        inputs: inputs of the network, as for ``cut_seconds``.
+        between: function called between operations, as for ``Runner.run``.
 
     Returns:
         By the cut's number one C-contiguous array ``[n, ...]`` for each tensor that crosses; copies, which nothing

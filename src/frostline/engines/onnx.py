@@ -33,7 +33,7 @@ class OnnxEngine(Converted):
     """A prefix in ONNX Runtime.
 
     Args:
-        name: the same as in ``engines.catalog.OFFERS``.
+        name: name of the engine, as in ``engines.catalog.OFFERS``.
         order: order to make it from.
         variant: ``f32`` or ``int8`` on the CPU, narrowed on the order's pixels; ``cuda``; or ``tensorrt``, in 16 bits.
 

@@ -209,7 +209,7 @@ class OpenVinoEngine(Converted):
     """A prefix in OpenVINO.
 
     Args:
-        name: the same as in ``engines.catalog.OFFERS``.
+        name: name of the engine, as in ``engines.catalog.OFFERS``.
         order: order to make it from.
         variant: ``f32``; ``bf16``, the same file computed in 16 bits; or ``int8``, narrowed on the order's pixels.
 

@@ -74,7 +74,7 @@ class Engine(Protocol):
             inputs: an array ``[n, ...]`` for each input of the network, as cut 1 declares them, or the one; or where
                 the engine's name says what they mean (``engines.protocols``), pixels ``uint8[n, H, W, C]``. Not
                 changed.
-            cut: one that the engine was made for.
+            cut: number of a cut that the engine was made for.
 
         Returns:
             One C-contiguous array ``[n, ...]`` for each tensor that crosses.

@@ -213,7 +213,7 @@ class Converted:
     """The part of an engine that is the same whatever it was converted to.
 
     Args:
-        name: the same as in ``engines.catalog.OFFERS``.
+        name: name of the engine, as in ``engines.catalog.OFFERS``.
         order: order that the files were made from.
 
     Raises:

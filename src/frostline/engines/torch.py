@@ -281,7 +281,7 @@ def export_prefix(order: EngineRecipe, *, dtype: torch.dtype | None = None) -> E
 
     Args:
         order: order to export, after its footprint was taken, which is how a graph is checked.
-        dtype: the same as for ``PrefixModule``.
+        dtype: type of the computation, as for ``PrefixModule``.
 
     Raises:
         EngineUnsupported: It reads where its values say, which other engines do not check.
@@ -351,7 +351,7 @@ class TorchVariant(Converted):
     """A prefix in eager torch, channels-last, in fp32 or in 16 bits where the operators allow it.
 
     Args:
-        name: the same as in ``engines.catalog.OFFERS``.
+        name: name of the engine, as in ``engines.catalog.OFFERS``.
         order: order to make it from.
         dtype: the dtype to compute in; None is fp32.
 
@@ -474,7 +474,7 @@ class TorchCompiled(Converted):
     The file that it keeps is native code, made here: a folder of them must be writable by nobody else.
 
     Args:
-        name: the same as in ``engines.catalog.OFFERS``.
+        name: name of the engine, as in ``engines.catalog.OFFERS``.
         order: order to make it from.
         dtype: the dtype to compute in, where the operators allow it; None is fp32.
 

@@ -90,7 +90,7 @@ class ServiceSocket:
 
     Args:
         address: the address to connect to.
-        url: the same, for sentences.
+        url: URL of the service, for messages.
         job: job that this process belongs to.
         deadline_s: the longest silence.
 

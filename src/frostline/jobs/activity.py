@@ -293,7 +293,7 @@ def start_follower(
         router: router of the job, which plans with its share.
         cache_policy: policy of its caches.
         nodes: addresses of its nodes, as they were given.
-        activity: says what this process of the job does.
+        activity: function that describes the work of this process.
         close: closes the rest of the job.
 
     Raises:

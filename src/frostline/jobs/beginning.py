@@ -38,7 +38,7 @@ class Beginning:
     Attributes:
         engine: engine of the node.
         situation: situation that the plan is made from.
-        plan: None where nothing is known yet.
+        plan: plan of an earlier job; None if there is none yet.
         measuring: measures later.
         refused: the reason why the node does not run the network, so that encoded samples come instead; None where it
             does.

@@ -57,13 +57,13 @@ class JobContext:
         asking: waits where it is full.
         cuts: cuts of the network, by number.
         prefix: the frozen part; None where there is none to ship.
-        shipment: the same as it travels.
+        shipment: prefix as it is uploaded.
         device: the place where the trainer runs, in torch's words.
         settings: the way that the job asks.
         accuracy: accuracy that codecs and engines must keep.
         epochs: number of epochs that are planned for.
         cut: number of the one that the user chose; None lets the plan choose.
-        judges: some encoded samples, on which the trainer's engine is judged, asked for while the network was traced;
+        judges: samples, encoded, on which the trainer's engine is judged, asked for while the network was traced;
             None where none is.
     """
 

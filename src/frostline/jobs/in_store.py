@@ -66,7 +66,7 @@ class Assignment:
         recipe: the recipe.
         views: random views of each sample, as in ``LoaderSettings``.
         max_skipped: samples that may be unreadable.
-        allow_nonfinite: the same as in ``LoaderSettings``.
+        allow_nonfinite: True goes on after Inf or NaN, as in ``LoaderSettings``.
     """
 
     data: str

@@ -54,7 +54,7 @@ class JobParts:
         fetcher: makes the job's requests.
         scope: dependencies of what is kept of its features.
         worker_setup: setup of the job in a worker.
-        router: says which way the next request takes.
+        router: router that chooses the cut and codec of the next request.
         measuring: measures while the job runs; None where nothing is to be measured.
         cuts: the cuts by number.
         head: trainable rest of the network; None where there is no model.
@@ -78,12 +78,14 @@ class JobParts:
 
 
 class Job(JobTable):
-    """Features for a training loop; made by ``offload``. Use it as a context manager, or call ``close``.
+    """Features of a data set for a training loop; made by ``offload``.
+
+    Use it as a context manager, or call ``close``.
 
     Attributes:
-        head: the trainable rest of the network, on the user's own parameters.
+        head: the trained part of the network, which shares the parameters of the user's model.
         frost_line: the place where the head takes over; the pixels where there is no model.
-        fallback: the reason why the network was not cut as it stands, in a sentence; None where it was.
+        fallback: the reason why the network could not be cut as it is, in a sentence; None if it could.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class Job(JobTable):
 
     @property
     def data(self) -> Dataset:
-        """The samples as the job has them; another listing than the one that was given, where it listed them again."""
+        """The job's data set; with ``changed="rebuild"``, as it was listed when the job was made."""
         return self._data
 
     @property
@@ -178,17 +180,17 @@ class Job(JobTable):
 
     @property
     def plan(self) -> Plan | None:
-        """Which way the samples take now, and what the others would cost; None for a plain loader."""
+        """The cuts and codecs in use now, and the cost of all others; None without a model."""
         return self._router.plan
 
     @property
     def situation(self) -> Situation | None:
-        """What the plan is made from, as measured by now; None for a plain loader."""
+        """The measurements from which the plan is made; None without a model."""
         return self._router.situation
 
     @property
     def keeps_features(self) -> bool:
-        """Whether all features stay at the trainer after their first epoch, so that later ones cost little."""
+        """True if all features are kept at the trainer after the first epoch, so that later epochs fetch nothing."""
         return keeps_all(self.frost_line.bytes_per_sample * len(self._data), self._fetcher.preprocess, self._settings)
 
     @property
@@ -198,7 +200,7 @@ class Job(JobTable):
 
     @property
     def where(self) -> tuple[tuple[str, str], ...]:
-        """Pairs of a part of the work and where it runs now."""
+        """Pairs of texts: a part of the work, and the side on which it runs now."""
         has_head, engine = self._head is not None, self.engine.engine
         behind = self._parts.behind
         parts = whereabouts(
@@ -227,7 +229,7 @@ class Job(JobTable):
 
     @property
     def head(self) -> "nn.Module":
-        """The trainable rest of the network; the whole of it where it could not be cut (see ``fallback``).
+        """The trained part of the network; the whole network if it could not be cut (see ``fallback``).
 
         Raises:
             SettingError: The job has no model; its batches are the preprocessed pixels.
@@ -238,7 +240,7 @@ class Job(JobTable):
 
     @property
     def changed(self) -> str | None:
-        """What of the network is another now than the job's features are of, in a sentence; None where nothing is."""
+        """The change of the network since the job was made or refrozen, in a sentence; None if there is none."""
         try:
             self._require_unchanged()()
         except NetworkChanged as error:
@@ -246,7 +248,7 @@ class Job(JobTable):
         return None
 
     def refreeze(self) -> None:
-        """Make the frozen part anew from the network as it is now: after layers were unfrozen or weights were changed.
+        """Use the network as it is now, after layers were unfrozen or frozen weights changed.
 
         Everything else stays: the data, connections to nodes, what is kept on disk of features, and ``head``, which is
         the same object with other parameters: give an optimiser those that are trained since. Loaders that were made
@@ -411,7 +413,7 @@ class Job(JobTable):
         return train_beside(transport, assignment, self._observe)
 
     def use(self, shares: Mapping[Route, float], *, follow: bool = False) -> None:
-        """Let the samples that are not asked for yet take these ways, whatever the plan says; for comparisons.
+        """Use these cuts and codecs for all samples not yet requested, whatever the plan says; for comparisons.
 
         Args:
             shares: share of the samples that takes each way, from 0 to 1; they sum to 1.
@@ -423,7 +425,7 @@ class Job(JobTable):
         self._router.use(shares, follow=follow)
 
     def explain(self) -> Explanation:
-        """What ran where and why, predicted and measured; ``print`` it."""
+        """A report of what ran where and why, predicted and measured; ``print`` it."""
         return Explanation(
             plan=self.plan,
             first_plan=self._router.first_plan,
@@ -437,14 +439,14 @@ class Job(JobTable):
         )
 
     def diagnosis(self) -> Diagnosis:
-        """What holds the job back, with its evidence, what to change, and the gain to expect; ``print`` it.
+        """The job's bottleneck, the evidence for it, what to change, and the expected gain; ``print`` it.
 
         It is judged from what the job did since a second after its first batch, while batches came from the store side.
         """
         return diagnose(self._usage.usage())
 
     def statistics(self) -> JobStatistics:
-        """What the job did so far."""
+        """Counts, bytes and seconds of the job so far."""
         transport = self._fetcher.transport
         wire, nodes = transport.statistics(), transport.uses() if isinstance(transport, CountsNodes) else ()
         return replace(
@@ -474,7 +476,7 @@ class Job(JobTable):
     def close(self) -> None:
         """Close the connections, and the embedded node where there is one. Calling it again does nothing.
 
-        From then on its loaders fetch nothing, and say so.
+        Iterating its loaders raises an error from then on.
         """
         self._fetcher.closed.set()
         if self._watch is not None:

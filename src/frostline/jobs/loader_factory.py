@@ -241,7 +241,7 @@ class LoaderFactory:
         data: data of the job.
         fetcher: makes its requests.
         cache_policy: cache policy of the features that are kept.
-        router: says which way the next request takes.
+        router: router that chooses the cut and codec of the next request.
         collector: knows what is unreadable.
         settings: the way that the job asks.
         tuner: tuner of its windows.

@@ -21,7 +21,7 @@ from frostline.core.errors import EngineNotReady, SettingError, add_hints
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
 from frostline.core.system import collector_rests, usable_cores
 from frostline.datasets import Dataset
-from frostline.datasets.dataset import steps_left_of
+from frostline.datasets.dataset import DatasetLike, dataset_from, steps_left_of
 from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
@@ -62,7 +62,7 @@ _FP16_ERROR = 2.0**-11
 @add_hints
 def offload(
     model: "nn.Module | None",
-    data: Dataset | str | Path,
+    data: DatasetLike,
     *,
     preprocess: Preprocess | None = None,
     transform: Transform | None = None,
@@ -77,58 +77,55 @@ def offload(
     node: NodeSettings | None = None,
     observe: Observer | None = None,
 ) -> Job:
-    """Run the frozen part of ``model`` beside ``data``, and get its features here.
+    """Run the frozen layers of ``model`` beside ``data``, and give their features to the training loop.
 
     Args:
         model: network whose parameters require gradients where they are trained (see ``freeze``); None loads
             preprocessed pixels.
-        data: the samples, or the URL or path of a data set; where they say ``changed="rebuild"`` they are listed again
-            now, and stay so.
-        preprocess: the steps from encoded bytes to the network's input; ImageNet's at 224 pixels by default. Of a
-            ready format it declares the whole way too; what was applied is not done again.
-        transform: the same as a transform of torchvision (v2 or before) or timm, an image processor of transformers, or
-            any function of an image of Pillow. What steps can say of it runs at the node. The rest, where there is no
-            model, is called here for each sample, and a warning and ``explain`` say which; in front of frozen layers
-            it is refused. By default that of the data set, where it has one.
-        near: URL of a node beside the data; or of several that serve the same data: each keeps a part of it, and where
-            one dies the others take over. ``dns://service:7070`` stands for all addresses of a name, and
-            ``file:///nodes.json`` for those in a file, ``ray://frostline`` for those under Ray: nodes may come and go
-            while the job runs.
-            ``unix:///…/io.sock`` is the I/O service of this machine, which asks its node. None takes the nodes that
-            listed the data, where some did, or that of ``settings.io`` where it is set, and else runs a node in this
-            process.
-        cut: number of the cut to use, as in ``Job.cuts``; None lets the plan choose. Without a model None is 0, which
-            brings encoded samples and decodes them as batches need them; 1 where a node in this process reads a ready
-            format, whose samples are pixels.
+        data: data set, or its path or URL, or a part of one as PyTorch's ``random_split`` makes it. With
+            ``changed="rebuild"`` it is listed again now.
+        preprocess: steps from encoded bytes to the network's input. Default: ImageNet's at 224 pixels. For a ready
+            format give all steps too; those that were applied when it was made are not repeated.
+        transform: preprocessing as a transform of torchvision or timm, an image processor of transformers, or a
+            function that takes a Pillow image, instead of ``preprocess``. The part that can be translated into steps
+            runs at the node. Without a model the rest is called here for each sample, and a warning and ``explain``
+            name it; with a model it is refused. Default: the data set's transform.
+        near: URL of a node beside the data, or URLs of several nodes that serve the same data; each caches a part of
+            it, and if one fails the others take over. ``dns://service:7070`` means all addresses of a host name,
+            ``file:///nodes.json`` those in a file, ``ray://frostline`` nodes under Ray; nodes may come and go while the
+            job runs. ``unix:///…/io.sock`` is the I/O service of this machine. None uses the nodes that listed the
+            data, or else ``settings.io``, or else runs the frozen layers in this process.
+        cut: number of the cut to use, as in ``Job.cuts``; None lets the plan choose. Without a model, 0 fetches encoded
+            samples and decodes them here, and 1 lets the node decode; None is 0, or 1 if this process reads a ready
+            format.
         codec: name of the codec that packs the activations at ``cut``; by default the fastest that ``accuracy`` allows.
-        policy: the rule that chooses: ``best``, the fastest mixture of cuts and codecs, followed while the job runs;
-            or a published one to compare with (``planning.POLICIES``), which chooses once. With ``all_in_store``
-            the head is trained on the node too: call ``train`` of the job.
-        accuracy: accuracy that the node's engine and codecs must keep: ``"float32"`` allows the error of summing in
-            another order, at most 1e-4 of a sample; ``"exact"`` none, so that features are those of eager torch to the
-            bit; ``"fp16"``, ``"bf16"`` or ``"int8"`` the error of computing and sending in those; a number is the
-            largest relative root-mean-square error of a sample, both together. Anything but ``"exact"`` lets the node
-            try engines on some of the data, where that saves the job more time than it takes.
-        epochs: number of epochs that you will train, 1 by default, by which the plan weighs work that is done once.
-        frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
+        policy: rule that chooses the cut: ``best``, the fastest mixture of cuts and codecs, adapted while the job runs;
+            or one of ``planning.POLICIES``, which choose once, to compare with. With ``all_in_store`` the head is
+            trained on the node too, by ``Job.train``.
+        accuracy: error that inference engines and codecs may cause in features. ``"float32"`` allows rounding, at most
+            1e-4 of a sample; ``"exact"`` none, so that features equal eager PyTorch's bit for bit; ``"fp16"``,
+            ``"bf16"`` and ``"int8"`` the error of these types; a number is the largest relative root-mean-square error
+            of a sample, engine and codec together. Unless it is ``"exact"``, the node benchmarks engines on some of the
+            data if that saves time.
+        epochs: number of epochs that you will train, 1 by default. The plan uses it to weigh work that is done once.
+        frozen_in_eval: True runs frozen layers in eval mode even if they are in train mode now.
         settings: requests, memory, caches and time limits of this job; by default ``LoaderSettings()``.
-        node: resources of the node that runs in this process where ``near`` names none; by default ``NodeSettings()``.
-        observe: function that is called with each event (``core.events``); without it Python warns where the job is not
-            made as it was asked for.
+        node: resources of the node in this process, if ``near`` names none; by default ``NodeSettings()``.
+        observe: function that is called with each event (``core.events``). Default: a Python warning if the job differs
+            from what you asked for.
 
     Returns:
-        A job, to be used as a context manager or closed.
+        A job. Use it as a context manager, or call ``close``.
 
     Raises:
         ModelError: The network cannot be cut; the message says why.
         DataError: The data cannot be listed.
         SettingError: There is no such cut, codec or policy, a figure makes no sense, or the data is a ready format that
             was made with other steps.
-        NodeUnreachable: There is no node at ``near``; where several are given, at none of them.
-        Refused: The node will not serve the data or run the network.
+        NodeUnreachable: No node answers at any of the addresses in ``near``.
+        Refused: The node does not serve the data, or does not run the network; the message says why.
     """
-    data = Dataset(data) if isinstance(data, str | Path) else data
-    check_type("data", data, Dataset)
+    data = dataset_from(data)
     check_type("settings", settings, LoaderSettings, NoneType)
     if isinstance(node, str):
         raise SettingError(f"node takes the settings of a node in this process: for one elsewhere give near={node!r}")
@@ -492,7 +489,7 @@ def _fetcher(
 @add_hints
 @shows_options(LoaderFactory.arrays)
 def loader(
-    data: Dataset | str | Path,
+    data: DatasetLike,
     batch_size: int,
     *,
     preprocess: Preprocess | None = None,
@@ -503,15 +500,15 @@ def loader(
     observe: Observer | None = None,
     **options: Any,
 ) -> "Loader":
-    """Load a data set's samples in batches, preprocessed, with nothing frozen.
+    """Load batches of preprocessed samples, without a network.
 
-    Several epochs are ``frostline.loader(...).epochs(range(10))``. Connections and threads end when the loader and
-    those made from it are dropped, or with the process. Statistics, and arrays for other frameworks, are those of a
-    job: see ``offload`` with no model.
+    For several epochs write ``frostline.loader(...).epochs(range(10))``. Connections and threads end when the loader
+    and all made from it are garbage-collected, or with the process. For statistics, and arrays for other frameworks,
+    use ``offload`` with None as the model.
 
     Args:
-        data: A data set, a part of one, or the URL or path of one.
-        batch_size: Samples of every batch; the last one of an epoch may have fewer.
+        data: Data set, or its path or URL, or a part of one as PyTorch's ``random_split`` makes it.
+        batch_size: Number of samples in a batch; the last one of an epoch may have fewer.
         preprocess: Steps from an encoded sample to its array; ImageNet's at 224 pixels by default, ``float32[3, 224,
             224]``.
         transform: A transform of torchvision or timm, a processor of transformers or a function of an image, in place
@@ -520,8 +517,8 @@ def loader(
         settings: Requests, memory, caches and time limits of the loader; by default ``LoaderSettings()``.
         node: Resources of the node in this process, which reads and decodes where ``near`` names none; by default
             ``NodeSettings()``.
-        observe: Function that is called with each event (``core.events``); without it Python warns where the loader is
-            not made as it was asked for.
+        observe: Function that is called with each event (``core.events``). Default: a Python warning if the loader
+            differs from what you asked for.
         **options: Options of the epoch, such as ``shuffle=True``; see ``EpochOptions``.
 
     Raises:

@@ -206,7 +206,7 @@ class TrainerProfiler:
         Args:
             preprocess: the way that samples are decoded.
             sample: a few encoded samples.
-            samples: the same, with their names.
+            samples: ids and names of these samples.
             view: the random view, where the preprocessing is random.
         """
         started = time.perf_counter()

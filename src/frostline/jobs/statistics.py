@@ -123,7 +123,7 @@ class UseTeller:
 
     Args:
         log: log that the job's process reads; None where it cannot be told.
-        clock: tells the seconds.
+        clock: function that returns the time in seconds.
 
     Attributes:
         counts: gives what was asked of each node so far; None before there is a way to them.

@@ -270,7 +270,7 @@ class RowReader:
         worker_setup: setup of the job in a process.
         shares: shares of the samples, by way, when the reader was made.
         batch_size: rows of a batch.
-        key: tells readers apart.
+        key: unique text that identifies the reader.
     """
 
     worker_setup: WorkerSetup
@@ -283,7 +283,7 @@ class RowReader:
 
         Args:
             rows: rows of the data, in the order that they are wanted in.
-            targets: the same as of ``Job.loader``.
+            targets: True gives targets, as for ``Job.loader``.
         """
         factory = _OPENED.factory(self)
         data = factory.data.take(rows)
@@ -294,7 +294,7 @@ class RowReader:
         """What reading some rows took, in the process that read them.
 
         Args:
-            rows: the ones rows.
+            rows: rows that were read.
             wire_bytes: bytes that had come before, as ``received_bytes`` says.
         """
         factory = _OPENED.factory(self)

@@ -21,6 +21,7 @@ from frostline.core import SampleTable, View
 from frostline.core.config import check_arguments, check_type
 from frostline.core.errors import OrderMismatch, SettingError, Unavailable
 from frostline.datasets import Dataset
+from frostline.datasets.dataset import dataset_from
 from frostline.loaders.sample_map import SampleFunction
 from frostline.ordering import (
     BlockOrder,
@@ -138,10 +139,10 @@ class Mixture:
 
     Attributes:
         parts: parts of the job's data set, such as selections of it; a sample may be in several.
-        ratios: number of turns of each part beside the others: with ``(3, 1)`` three samples of the first
-            come for each of the second.
-        ends: an epoch ends when the ``first`` part would have to begin again, or when ``all`` have been seen whole,
-            the smaller ones several times; or after so many samples.
+        ratios: share of samples from each part, relative: ``(3, 1)`` gives three samples of the first part for each of
+            the second.
+        ends: end of an epoch: ``first``, when a part would have to begin again; ``all``, when all parts were seen
+            completely, smaller ones several times; or a number of samples.
 
     Raises:
         SettingError: a figure that makes no sense, or a part without samples.
@@ -185,15 +186,15 @@ class KeyValueStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """The processes that share an epoch. The environment is not asked: a launcher's variables reach nobody.
+    """The processes that share an epoch. Environment variables of launchers are not read.
 
     Attributes:
         rank: number of this process among the ranks, from 0.
         world_size: number of ranks that share the epoch.
         worker: worker of this rank, which takes its steps in turn with the others; a ``DataLoader`` says it.
         workers: number of workers of the rank.
-        gather: gives this rank's record to the others and returns all, by rank; None where they cannot speak to each
-            other, so that nobody notices when they read different things.
+        gather: function that sends this rank's record to the others and returns all records in the order of ranks; None
+            if ranks cannot communicate, so that differences between them are not noticed.
 
     Raises:
         SettingError: the rank is not below the number of ranks.
@@ -213,14 +214,14 @@ class Ranks:
 
     @classmethod
     def current(cls) -> Self:
-        """Those of ``torch.distributed`` where it is initialised; else this process is alone."""
+        """The ranks of ``torch.distributed`` if it is initialised; otherwise this process alone."""
         torch = sys.modules.get("torch")  # where nobody imported it, no group was made
         is_shared = torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
         return cls.of_torch() if is_shared else cls()
 
     @classmethod
     def of_torch(cls, group: "dist.ProcessGroup | None" = None) -> Self:
-        """Those of a process group, of the default one if none is given. They wait for each other as long as it does.
+        """The ranks of a process group, by default the default one, whose time-out bounds how long they wait.
 
         Raises:
             SettingError: this process is not in it.
@@ -256,7 +257,7 @@ class Ranks:
         return self.world_size > 1 or self.workers > 1
 
     def agree(self, state: OrderState) -> None:
-        """Make sure that all ranks are about to read from there; each must call it as often as the others.
+        """Check that all ranks are about to read from the same state of the order; each must call it equally often.
 
         Raises:
             OrderMismatch: they are not; the sentence says what differs, and at which ranks.
@@ -336,38 +337,38 @@ class DatasetView(Protocol):
 
 
 class EpochOptions(TypedDict, total=False):
-    """What may be said of an epoch; each has a default.
+    """Options of an epoch, the keyword arguments of ``loader`` and ``Job.loader``; each has a default.
 
     Attributes:
-        shuffle: draw the order from the seed; else it is the manifest's. ``BlockShuffle`` draws blocks of neighbours,
-            which are read by one request, and mixes some of them at a time. False by default.
+        shuffle: True draws a random order from seed and epoch; False (the default) keeps the data set's order.
+            ``BlockShuffle`` shuffles blocks of neighbouring samples, each read by one request.
         seed: seed of the order and of random preprocessing; 0 by default.
         epoch: number of the epoch; each has its own order. 0 by default.
-        data: a part of the job's data set, such as one side of ``Dataset.split``, or a mixture of parts; all of it by
-            default.
-        weights: draw samples with replacement: a weight for each sample, or for each class by its name, which the
-            class's samples then have together. They draw an order of their own, so that ``shuffle`` stays False.
-        num_samples: number of drawn samples that are an epoch; as many as samples by default.
-        preprocess: preprocessing in place of the job's, which gives the same shape, such as one without random steps
-            for held-out samples.
+        data: a part of the job's data set, such as one side of ``Dataset.split`` or of PyTorch's ``random_split``, or a
+            mixture of parts; all of it by default.
+        weights: weights for drawing samples with replacement: one for each sample, or a dict with the total weight of
+            each class by its name. Leave ``shuffle`` False: draws are in random order.
+        num_samples: number of draws in an epoch, with ``weights``. Default: the number of samples.
+        preprocess: preprocessing to use instead of the job's, such as one without random steps for held-out samples. It
+            must give the same shape.
         last: rule for samples that fill no batch: ``keep`` (the default), ``drop``, ``pad`` or ``uneven``, as
             ``ordering.Shard`` says.
-        drop_last: True is ``last="drop"``, as PyTorch's ``DataLoader`` has it. False by default.
-        ranks: ranks that share the epoch; by default those of ``torch.distributed`` where it is initialised, as for
-            PyTorch's ``DistributedSampler``. ``Ranks()`` is one that shares with nobody. Several ranks keep the order,
-            whatever ``LoaderSettings.slack`` is, and so do worker processes.
-        augment: changes each ``Batch`` here, in feature space, by seed and epoch: ``FeatureNoise``, ``FeatureMixup``,
-            or a function of your own. What is kept are the features as they were before.
-        map: function of your own that is called for each sample here, before it is put into its batch, as
-            ``map(sample)`` or ``map(sample, rng)``: it is given a ``Sample`` and gives another one with the same id.
-            The generator is seeded by seed, epoch and id, so that a sample is the same whoever reads it. It runs in
-            several threads; what is kept are the features as they were before. ``augment`` comes after it.
-        targets: True gives ``batch.targets``: those that the data set declares, else the samples' masks. By default
-            where there are any.
-        record: True keeps the order in which samples are handed out, which differs from the epoch's where
-            ``LoaderSettings.slack`` allows it; ``Loader.recorded_order`` gives it. Not for several ranks.
-        replay: order of an earlier pass, as ``Loader.recorded_order`` gave it: the samples are handed out in it again.
-            All other options must be those of that pass.
+        drop_last: True drops the last incomplete batch, as in PyTorch; the same as ``last="drop"``. False by default.
+        ranks: processes that share the epoch. Default: those of ``torch.distributed`` if it is initialised, as with
+            PyTorch's ``DistributedSampler``. ``Ranks()`` shares with no other process. ``LoaderSettings.slack`` has no
+            effect with several ranks or worker processes.
+        augment: augmentation of features: ``FeatureNoise``, ``FeatureMixup``, or a function that takes a ``Batch`` and
+            a view (seed and epoch) and returns a ``Batch``. Features are cached before it.
+        map: function that is called at the trainer for each sample, as ``map(sample)`` or ``map(sample, rng)``; it
+            takes a ``Sample`` and returns a ``Sample`` with the same id. ``rng`` is a NumPy generator seeded by seed,
+            epoch and id. The function is called from several threads, before ``augment``. Features are cached before
+            it.
+        targets: True requires ``batch.targets``, False leaves them out: the declared targets, or the samples' masks.
+            Default: given if there are any.
+        record: True records the order in which samples are handed out, which may differ from the epoch's order with
+            ``LoaderSettings.slack``; read it by ``Loader.recorded_order``. Not for several ranks.
+        replay: order of an earlier pass, from ``Loader.recorded_order``, to be repeated. All other options must be the
+            same as in that pass.
     """
 
     shuffle: bool | BlockShuffle
@@ -413,6 +414,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         SettingError: something is of another type, or ``drop_last`` and ``last`` say different things.
     """
+    if not isinstance(options.get("data"), Dataset | Mixture | str | NoneType):
+        options = {**options, "data": dataset_from(options["data"])}
     found = check_arguments(options, _OPTIONS)
     if found.pop("drop_last", False) and found.setdefault("last", "drop") != "drop":
         raise SettingError(f"drop_last=True is last='drop', and last={found['last']!r} was given too: give one of them")

@@ -77,7 +77,7 @@ class Arrivals:
     Attributes:
         deliveries: the deliveries by places in the epoch; None where nothing may be handed out now.
         prefetcher: prefetcher that brings them; None where nothing is asked for.
-        happened: the same as of the prefetcher.
+        happened: queue of events of the prefetcher.
         decoding: decodes the deliveries; None where they come decoded.
     """
 
@@ -367,7 +367,7 @@ class CachedRows:
         """The rows of a run that were held.
 
         Args:
-            run: some places of a segment.
+            run: places of a segment.
             tell: function that is told what happens while rows are asked for.
         """
         cache, held = self._source.cache, run.held
@@ -563,7 +563,7 @@ def memory_for(pin_memory: bool | None, device: "torch.device | str") -> Memory 
     """Where a job's batches lie; None for memory of this process.
 
     Args:
-        pin_memory: the same as of ``LoaderSettings``.
+        pin_memory: page-locked memory for batches, as in ``LoaderSettings``.
         device: device of the model.
 
     Raises:

@@ -224,7 +224,7 @@ class ArrayLoader:
     with ``drop`` and ``pad`` some of its rows come again.
 
     Args:
-        sources: says where the rows of an epoch come from.
+        sources: function that returns the source of the rows of an epoch, by its number.
         data: the samples.
         order: order of the epoch.
         batch_size: rows of every batch but perhaps the last.

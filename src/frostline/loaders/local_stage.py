@@ -55,7 +55,7 @@ class UndecodedDealer:
     """Another dealer's requests, of which encoded samples stay encoded in the window.
 
     Args:
-        dealer: says which way the next samples take.
+        dealer: dealer that chooses the cut and codec of the next samples.
     """
 
     def __init__(self, dealer: RequestSource) -> None:
@@ -119,7 +119,7 @@ class DecodePool:
     for each thread, and one more waits, so that nothing is decoded long before its place in a batch is free.
 
     Args:
-        decode: the same rows, decoded, and without those that cannot be; called from several threads.
+        decode: function that returns the rows decoded, without those that cannot be; called from several threads.
         threads: number of threads that decode.
         rows: the largest number of rows that a thread decodes at a time.
 
@@ -151,7 +151,7 @@ class DecodePool:
         """What arrives, decoded, in its order; None where nothing may be handed on now. Waits for nothing.
 
         Args:
-            arriving: None where nothing arrived; nothing is taken of it before it can be decoded.
+            arriving: delivery; None where nothing arrived; nothing is taken of it before it can be decoded.
         """
         pieces = self._pieces(arriving)
         begun: deque[Future[Delivery]] = deque()

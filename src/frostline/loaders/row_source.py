@@ -284,7 +284,7 @@ class Arrays(Unpackable):
             preprocessed pixels ``float32[batch, C, H, W]`` where there is no model.
         labels: ``int64[batch]``, index into the data set's classes.
         ids: ``int64[batch]`` of the samples.
-        mixed: the other samples in the features, where they are mixtures (``FeatureMixup``); else None.
+        mixed: labels and weights of the other samples that ``FeatureMixup`` mixed in; else None.
         targets: the declared targets of the data set: an array ``[batch, ...]``, a list with one value a sample where
             shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
             masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none. Else
@@ -398,12 +398,12 @@ class RowSource:
 
     Attributes:
         fetch: makes one request and yields rows at the frost line.
-        dealer: says which way the next request takes.
+        dealer: dealer that chooses the cut and codec of the next request.
         cache: keeps features between epochs; None where they differ from epoch to epoch.
         unreadable: ids that are known to be unreadable; they are not asked for again.
         settings: settings of the window.
         observe: observer that is told what happens.
-        catch_up: tells it what happened in workers; for the loop's thread.
+        catch_up: function that passes on events of workers; called from the loop's thread.
         has_targets: the last tensor of every row is its sample's mask.
         finisher: gives batches their declared targets and maps their samples; None where there is nothing to do.
         tuner: tuner of the windows' bounds; None leaves them as they are set.

@@ -231,7 +231,7 @@ def stack_values(name: str, values: Sequence[Any], ids: Sequence[int]) -> Any:
 
     Args:
         name: name of the values, for sentences.
-        values: one a sample.
+        values: value of each sample.
         ids: ids of the samples.
 
     Raises:
@@ -266,7 +266,7 @@ def join_targets(targets: Sequence[Any], before: Any, ids: Sequence[int]) -> Any
     """The targets of a batch from those of its samples.
 
     Args:
-        targets: one a sample.
+        targets: target of each sample.
         before: targets of the batch before they were mapped; those that were lists stay lists.
         ids: ids of the samples.
 
@@ -316,7 +316,7 @@ def declared_targets(data: Dataset, targets: bool | None) -> TargetColumns | Non
         DataError: a column's values cannot be targets, or samples have none where they must.
         SettingError: there is no such column; or targets are asked for, and it was declared that there are none.
     """
-    found = None if targets is False else data.targets
+    found = None if targets is False else data.target_columns
     if targets and data.declares_targets and found is None:
         raise SettingError(f"{data.url} was declared to have no targets, targets=(): leave out targets=True")
     return found
@@ -338,7 +338,7 @@ class MaskedDealer:
     """Another dealer's requests, with room for masks.
 
     Args:
-        dealer: says which way the next samples take.
+        dealer: dealer that chooses the cut and codec of the next samples.
         nbytes: bytes of a mask.
     """
 
@@ -467,7 +467,7 @@ class EncodedDealer:
     """Another dealer's requests, for encoded samples.
 
     Args:
-        dealer: says how many are asked for together.
+        dealer: dealer that chooses the number of samples of a request.
     """
 
     def __init__(self, dealer: RequestSource) -> None:

@@ -78,14 +78,14 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Batch(Unpackable):
-    """One batch, in CPU memory, the caller's own.
+    """One batch, in CPU memory that belongs to the caller.
 
     Attributes:
         features: activations at the frost line ``[batch, ...]``; a tuple where several tensors cross it; the
             preprocessed pixels ``float32[batch, C, H, W]`` where there is no model.
         labels: ``int64[batch]``, index into the data set's classes.
         ids: ``int64[batch]`` of the samples.
-        mixed: the other samples in the features, where they are mixtures (``FeatureMixup``); else None.
+        mixed: labels and weights of the other samples that ``FeatureMixup`` mixed in; else None.
         targets: the declared targets of the data set: a tensor ``[batch, ...]``, a list with one value a sample where
             shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
             masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none, as
@@ -272,6 +272,7 @@ class Skippable:
     """
 
     prefetch_factor = None  # there is no worker to prefetch
+    num_workers = 0
 
     @property
     def dataset(self: _Passed) -> Dataset[Any]:
@@ -405,9 +406,9 @@ def _end_after(trainer: BaseProcess) -> None:
 
 
 class Loader(Skippable, IterableDataset[Batch]):
-    """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
+    """The batches of one epoch, in the seeded order. Every iteration gives the same epoch again.
 
-    Leaving a pass early cancels what it had asked for. It is for one thread at a time.
+    Leaving an iteration early cancels its requests. Use it from one thread at a time.
 
     Args:
         arrays: the same batches as NumPy arrays, which become tensors without a copy.
@@ -438,7 +439,7 @@ class Loader(Skippable, IterableDataset[Batch]):
 
     @property
     def arrays(self) -> ArrayLoader:
-        """The same batches as arrays; in another process than the one that made it, those of this worker."""
+        """The same batches as NumPy arrays; in a worker process, the batches of this worker."""
         if self._arrays is None or self._process != os.getpid():
             state = self._worker_state if self._arrays is None else self._arrays.for_worker()
             assert state is not None
@@ -453,6 +454,11 @@ class Loader(Skippable, IterableDataset[Batch]):
     def epoch(self) -> int:
         """The number of the epoch, which decides its order and random preprocessing."""
         return self.arrays.epoch
+
+    @property
+    def batch_size(self) -> int:
+        """Number of samples of every batch but perhaps the last."""
+        return self.arrays.batch_size
 
     def __len__(self) -> int:
         """Batches in the whole epoch; for one rank, if no further sample turns out to be unreadable."""
@@ -476,15 +482,15 @@ class Loader(Skippable, IterableDataset[Batch]):
         return Epochs(self, numbers)
 
     def rows(self) -> EpochStream:
-        """The rows of the next pass, before they are put into batches."""
+        """The samples of the next iteration, before they are put into batches; for other parts of Frostline."""
         return self.arrays.rows()
 
     def follow(self, rows: NextPass) -> None:
-        """Take the rows of the next pass from somebody who has asked for them already."""
+        """Let the next iteration take samples that were requested already; for other parts of Frostline."""
         self.arrays.follow(rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far the epoch is, by the batches that were handed out, as plain JSON for a checkpoint.
+        """The position in the epoch after the batches that were handed out, as plain JSON for a checkpoint.
 
         Raises:
             SettingError: workers make the latest pass, and this process does not see how far they are.
@@ -497,18 +503,18 @@ class Loader(Skippable, IterableDataset[Batch]):
         return self.arrays.state_after(batches)
 
     def set_epoch(self, epoch: int) -> None:
-        """Become the loader of another epoch, for trainers that pass over one loader again and again."""
+        """Switch to another epoch, for trainers that iterate one loader again and again."""
         if epoch != self.epoch:
             self._arrays = self.arrays.in_epoch(epoch)
             self._elsewhere.begin()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next iteration go on from a state that ``state_dict`` gave."""
+        """Let the next iteration continue from a state that ``state_dict`` returned."""
         self.arrays.load_state_dict(state)
         self._elsewhere.begin()
 
     def recorded_order(self) -> RecordedOrder:
-        """In which order the samples of the latest pass were handed out, to replay it.
+        """The order in which the samples of the last iteration were handed out, for ``replay``.
 
         Raises:
             SettingError: as there; or workers make the latest pass.

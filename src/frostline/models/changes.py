@@ -69,7 +69,7 @@ def checksum(tensor: torch.Tensor) -> int:
     """CRC-32 of a tensor's values in the order of its dimensions, whatever its device and its strides are.
 
     Args:
-        tensor: any dense one.
+        tensor: dense tensor.
     """
     return zlib.crc32(_memory(tensor).data)
 
@@ -80,7 +80,7 @@ def quick_sum(tensor: torch.Tensor, *, every: int = 1) -> int:
     The memory is read as rows of words, which are summed column by column.
 
     Args:
-        tensor: any dense one.
+        tensor: dense tensor.
         every: read one of so many rows, the first among them, and what fills no row.
     """
     memory = _memory(tensor)

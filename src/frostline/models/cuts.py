@@ -110,7 +110,7 @@ def narrowest_frontier(
     Args:
         graph: the whole network.
         inputs: specifications of its inputs.
-        may_cross: the same as for ``_frontiers``.
+        may_cross: function that returns True for values that may cross, as for ``_frontiers``.
         among: indices of the nodes after which it may stand.
     """
     places = [

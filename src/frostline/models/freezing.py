@@ -131,7 +131,7 @@ def unfreeze(model: nn.Module, layers: Sequence[str], *, input_shape: AnyInputs 
     Args:
         model: the model, changed in place.
         layers: the dotted paths of modules, as for ``freeze``.
-        input_shape: the same as for ``freeze``.
+        input_shape: shape of one sample, as for ``freeze``.
 
     Returns:
         Those of their parameters that were frozen until now.

@@ -287,7 +287,7 @@ def uses_batch_statistics(node: GraphNode, data: Collection[str]) -> bool:
     always normalises by the sample's own statistics, and only updates running ones where it has any.
 
     Args:
-        node: any.
+        node: node of a graph.
         data: names of the values that depend on those of the input.
     """
     if node.op not in ("aten.batch_norm.default", "aten.instance_norm.default") or not node.args[5]:
@@ -312,7 +312,7 @@ def frozen_first(graph: Graph, changing: Collection[str]) -> Graph:
     Nodes keep their order otherwise, and none moves past one that writes to memory that it reads, or the reverse.
 
     Args:
-        graph: any.
+        graph: graph of a network.
         changing: names of the nodes at which it stops being a fixed function of the input.
     """
     late = _behind(graph, changing)

@@ -150,7 +150,7 @@ def modes(model: nn.Module, training: Mapping[str, bool], *, runs: bool = True) 
     (a cache of what it worked out, a buffer that was replaced); where it was only a trace, they are not even real.
 
     Args:
-        model: any network.
+        model: network.
         training: the mode by module path: whether it is to be in train mode.
         runs: the network is run meanwhile; where it is traced alone no tensor is written.
 
@@ -190,7 +190,7 @@ def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -
     Plain are numbers, texts, and small lists, dicts, sets and tuples of them, of which copies are told.
 
     Args:
-        model: any network.
+        model: network.
         tell: function that is told the module, the name and the value.
     """
     changed = []
@@ -337,9 +337,9 @@ class ModuleCall:
     Attributes:
         path: path of the module.
         module: module that ran.
-        taken: the one tensor that it took, None where it took anything else.
+        taken: tensor that it took; None if it took anything but one tensor.
         taken_version: number of times that tensor had been written to by then.
-        given: the one tensor that it gave, None where it gave anything else.
+        given: tensor that it returned; None if it returned anything but one tensor.
         given_version: number of times that tensor had been written to by then.
         inner: the runs of its own modules, in order.
     """

@@ -88,7 +88,7 @@ class _Walk:
     Code of installed packages is not followed.
 
     Args:
-        model: any network.
+        model: network.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -194,7 +194,7 @@ class KeptState(_Walk):
     """The state of Python that a trial of a network may change, as it is now.
 
     Args:
-        model: any network.
+        model: network.
         tensors: keep the values of tensors too that are neither parameters nor buffers of it, as where it is traced:
             torch.export writes into some.
 

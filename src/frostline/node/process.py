@@ -236,7 +236,7 @@ def start_node(
         settings: settings of the node.
         host: address on which it listens.
         port: port on which it listens; 0 for a free one.
-        control: the same as of ``NodeProcess``.
+        control: URL of the control plane, as for ``NodeProcess``.
 
     Raises:
         AddressInUse: if the port is taken.

@@ -350,7 +350,7 @@ def table(plan: Plan, *, every: bool = False) -> TextTable:
 
     Args:
         plan: the plan to show.
-        every: one row for each codec of each cut instead.
+        every: True gives a row for each codec of each cut instead.
     """
     shares = {part.route: part.share for part in plan.mixture}
     shown: list[Candidate] = []

@@ -204,7 +204,7 @@ class RampUp:
     and a processor without work while the first of them are read; a batch, too, has to wait for more than its samples.
 
     Args:
-        dealer: says which way the next samples take.
+        dealer: dealer that chooses the cut and codec of the next samples.
         lengths: the most samples in each request.
     """
 

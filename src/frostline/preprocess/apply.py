@@ -335,7 +335,7 @@ def pixels_into(
     """Decode one image and write its pixels into ``out``, as they are before the last step.
 
     Args:
-        preprocess: one that has ``levels``.
+        preprocess: preprocessing that has ``levels``.
         encoded: see ``decode_into``, as everything below, and what is raised.
         out: ``uint8[H, W, C]``.
         id: id of the sample.

@@ -118,7 +118,7 @@ def numbers_into(step: ReadArray, encoded: bytes | memoryview, out: npt.NDArray[
     """Write the numbers of one array into ``out``.
 
     Args:
-        step: says their shape and type.
+        step: step that declares their shape and type.
         encoded: the array as NumPy's ``save`` writes it, in either order of its dimensions and of its bytes.
         out: array of that shape and type.
 

@@ -172,7 +172,7 @@ def sound_into(step: DecodeAudio, encoded: bytes | memoryview, out: npt.NDArray[
     """Write one sound into ``out``, as its wave or as a log-mel spectrogram. Safe for threads.
 
     Args:
-        step: says which, and at which rate and length.
+        step: step that declares the features, the rate and the length.
         encoded: WAV, FLAC or OGG (Vorbis or Opus); its channels are averaged.
         out: see ``step.shape``.
         max_bytes: maximum memory, looked up in its header before anything is decoded.

@@ -55,8 +55,8 @@ def read(
             itself.
         batch_size: rows of a block.
         label: label of the hosts on which read tasks run, as ``KEY=VALUE``; None lets Ray choose.
-        targets: the same as of ``Job.loader``.
-        **options: the same as of ``offload``, such as ``preprocess`` and ``accuracy``.
+        targets: True gives targets, as for ``Job.loader``.
+        **options: keyword arguments of ``offload``, such as ``preprocess`` and ``accuracy``.
 
     Raises:
         SettingError: An argument makes no sense.
@@ -84,7 +84,7 @@ class RowDatasource(Datasource):
         reader: reads them.
         rows: the number of rows.
         row_bytes: bytes of the features of a row.
-        targets: the same as of ``Job.loader``.
+        targets: True gives targets, as for ``Job.loader``.
     """
 
     def __init__(self, reader: RowReader, rows: int, row_bytes: int, *, targets: bool | None = None) -> None:

@@ -146,7 +146,7 @@ def busy_share(before: dict[str, float], after: dict[str, float], elapsed_s: flo
 
     Args:
         before: totals of its statistics, ``compute_s``, ``train_s`` and ``decode_s`` among them.
-        after: the same later; lower ones are of a node that was started again.
+        after: totals later; lower ones mean that the node was restarted.
         elapsed_s: seconds between both.
         decode_threads: threads that decode.
     """

@@ -477,7 +477,7 @@ def cloud_store(
 
     Args:
         url: the canonical.
-        root: the same taken apart.
+        root: URL of the root, parsed.
         deadline_s: the time that it may be silent, or be tried again, where the environment does not say less.
         retry_for_s: the time that a call may be refused before its caller is told; None for what the environment says.
         now: clock.

@@ -60,7 +60,7 @@ class WebClient:
 
     Args:
         url: The canonical URL of the root.
-        root: The same taken apart.
+        root: URL of the root, parsed.
         timeout_s: The time that nothing may come before a request is given up.
     """
 
@@ -184,7 +184,7 @@ def path_of_redirect(url: str, root: Root, path: str, location: str) -> str:
 
     Args:
         url: The canonical URL of the root.
-        root: The same taken apart.
+        root: URL of the root, parsed.
         path: The path, escaped, whose answer was the redirect.
         location: location that the server names.
 
@@ -289,7 +289,7 @@ class WebStore:
 
     Args:
         url: The canonical URL of the root.
-        root: The same taken apart.
+        root: URL of the root, parsed.
         timeout_s: The time that nothing may come before a request is given up.
     """
 

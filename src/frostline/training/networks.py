@@ -40,7 +40,7 @@ class Pretrained:
     Attributes:
         model: the model in train mode, with a fresh classifier where the number of classes differs.
         preprocess: preprocessing that its weights expect, with random crops and flips where they were asked for.
-        plain_preprocess: the same without them, for held-out samples.
+        plain_preprocess: preprocessing without random steps, for held-out samples.
         weights: the source that they came from, in words.
     """
 

@@ -142,7 +142,7 @@ def next_rows(ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], begin: 
     """Rows of ids that come in the order of their table, looked for near where the last ones stood.
 
     Args:
-        ids: the ones of the whole table, of which only a stretch is looked at.
+        ids: ids of the whole table, of which only a range is looked at.
         wanted: one id at least, in that order; between two of them others may be left out.
         begin: first row at which they may stand.
     """

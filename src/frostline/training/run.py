@@ -258,7 +258,7 @@ def sides_of(settings: TrainSettings, setup: Setup) -> TrainValSplit:
     if asked is None and name is not None and settings.val_share is None:
         for scored in scoring_splits(brought):
             held_out = setup.data[scored]
-            if held_out.targets is not None or bool((held_out.samples.labels >= 0).any()):
+            if held_out.target_columns is not None or bool((held_out.samples.labels >= 0).any()):
                 _check_labels(settings, train, held_out)
                 return TrainValSplit(train=train, held_out=held_out, train_split=name, val_split=scored)
     _check_labels(settings, train)
@@ -273,7 +273,7 @@ def few_of_a_class(settings: TrainSettings, sides: TrainValSplit) -> str:
         settings: settings of the run, with the share.
         sides: samples to train on and to score.
     """
-    if sides.val_split is not None or not len(sides.held_out) or sides.train.targets is not None:
+    if sides.val_split is not None or not len(sides.held_out) or sides.train.target_columns is not None:
         return ""
     share = settings.held_out_share
     trained, scored = (Counter(side.selection.per_label) for side in (sides.train, sides.held_out))
@@ -630,7 +630,7 @@ class _Run:
         return thumbnails(self._held_out, [mistake.id for mistake in report.confusion.mistakes])
 
     def _classes(self) -> tuple[str, ...]:
-        targets = self._setup.data.targets
+        targets = self._setup.data.target_columns
         return self._setup.data.classes if targets is None else targets.specs[0].classes
 
     def _seconds(self) -> float:

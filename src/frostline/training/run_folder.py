@@ -56,7 +56,7 @@ class CheckpointFolder:
     Args:
         folder: the run's folder.
         every: number of times that one is due within an epoch.
-        clock: tells the time in seconds.
+        clock: function that returns the time in seconds.
     """
 
     def __init__(

@@ -171,9 +171,9 @@ def outputs_of(data: Dataset, settings: JobSettings) -> int:
     """
     if settings.outputs is not None:
         return settings.outputs
-    if data.targets is None:
+    if data.target_columns is None:
         return max(1, len(data.classes))  # where samples have none, no score is looked at
-    (spec,) = data.targets.specs
+    (spec,) = data.target_columns.specs
     values = data.column(spec.column)
     if values.null_count:
         raise DataError(

@@ -401,7 +401,7 @@ def offered_codecs(accuracy: str | float, *, is_relu: bool, dtypes: Sequence[str
     Args:
         accuracy: a name (``offered_precisions``), or the largest relative error allowed (``relative_error``), which is
             judged by measurement.
-        is_relu: the one tensor that crosses comes from a ReLU.
+        is_relu: True if the only tensor that crosses comes from a ReLU.
         dtypes: dtypes of the tensors that cross.
 
     Raises:

@@ -109,8 +109,8 @@ def common_protocol(theirs: tuple[int, int], ours: tuple[int, int] = PROTOCOLS) 
     """The greatest protocol that both sides speak; None where there is none.
 
     Args:
-        theirs: the least and the greatest number that the other side speaks.
-        ours: the same of this side.
+        theirs: lowest and highest protocol version of the other side.
+        ours: lowest and highest protocol version of this side.
     """
     least, greatest = max(theirs[0], ours[0]), min(theirs[1], ours[1])
     return greatest if least <= greatest else None
@@ -323,9 +323,9 @@ class Health:
         memory_bytes: the node's budget.
         roots: URLs under which the node serves data.
         cores: numbers of the processor cores that the node may use; two sides on one host share those in common.
-        protocol: the least and the greatest protocol that the node speaks, whatever its version.
+        protocol: lowest and highest protocol version that the node speaks.
         trouble: the reason why the node should be asked for nothing now, such as ``draining``; empty where it is ready.
-        decoding: says where samples are decoded, and what confines that, such as "apart, confined by Landlock 6 and
+        decoding: place where samples are decoded and how it is confined, such as "apart, confined by Landlock 6 and
             seccomp".
     """
 

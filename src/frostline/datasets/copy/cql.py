@@ -51,7 +51,7 @@ class WriteResult:
     Attributes:
         url: address of the table.
         samples: number of samples in the table now, each read back.
-        made: the ones that were put now; the others were there from before.
+        made: number of samples that were written now; the others were there before.
         nbytes: size of their data in bytes.
         seconds: duration of this run.
         skipped: samples that could not be read.
@@ -99,7 +99,7 @@ def put_into_table(
         verify: read the data and the masks of rows that are there already too, and put those again whose SHA-256 is
             not that of their seal.
         observe: observer that is told what happens.
-        runner: has the samples put, some hundred at a time.
+        runner: runner that writes the samples, some hundred at a time.
 
     Raises:
         SettingError: the destination is no table, or a row holds a sample of the same name that came from other data,
@@ -163,9 +163,9 @@ class _PartPut:
 
     Attributes:
         samples: number of those that are in the table, read back.
-        made: the ones of them that it did not hold before.
+        made: number of samples that it did not hold before.
         nbytes: size of their data in bytes.
-        skipped: the ones that could not be read.
+        skipped: samples that could not be read.
     """
 
     samples: int

@@ -152,7 +152,7 @@ class Packer(Protocol):
 
         Args:
             classes: names, by label.
-            present: the ones of them that have samples in the copy.
+            present: classes that have samples in the copy.
         """
 
     def pack(
@@ -666,7 +666,7 @@ class Scaling:
         """All of these samples, in their order; of those that cannot be used, or whose masks cannot, why.
 
         Args:
-            samples: some megabytes of them.
+            samples: samples to write, some megabytes of them.
             names: the names by which they are called where they are left out.
         """
         masks = masks_of(samples, self._reader)

@@ -168,7 +168,7 @@ def whole_parts(
     """Every part in order, and how many of them were made now.
 
     Args:
-        runner: has parts made that are missing.
+        runner: runner that makes the missing parts.
         plan: the plan of the copy.
         parts: all of the copy.
         tally: counts them.

@@ -243,7 +243,7 @@ def ingest(
         skip_allowance: share of the images that may be unreadable.
         verify: read the objects that are there already, and make those again whose SHA-256 is another one.
         observe: observer that is told what happens.
-        runner: has the objects made that are not there.
+        runner: runner that makes the missing objects.
 
     Raises:
         SettingError: the source is a ready format that was made with other steps, or something else lies at the

@@ -127,7 +127,7 @@ def repack(
         verify: read all objects that are there already, also those whose versions say that nobody touched them.
         observe: observer that is told what happens; before it begins, which metadata columns the format has no place
             for. Of class folders the names keep the split.
-        runner: has the parts made that are not there.
+        runner: runner that makes the missing parts.
 
     Raises:
         SettingError: the format cannot hold the source, something else lies at the destination, or the record of what

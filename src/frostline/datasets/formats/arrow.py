@@ -92,7 +92,7 @@ class ArrowStream:
         size: size of the file in bytes.
 
     Attributes:
-        name: the same.
+        name: name of the file.
         schema: schema of its columns.
 
     Raises:

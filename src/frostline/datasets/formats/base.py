@@ -309,8 +309,8 @@ class LabelSummary:
 
     Attributes:
         first: see ``ordering.Labels``.
-        counts: the same.
-        is_ascending: the same.
+        counts: number of samples of each label, see ``ordering.Labels``.
+        is_ascending: True if labels ascend with the rows, see ``ordering.Labels``.
         places: one column, of what ``ordering.places_by_label`` gives; None where rows stand in the order of labels.
     """
 
@@ -671,7 +671,7 @@ def list_column(values: Sequence[Any]) -> pa.Array | None:
     """Values of one field as texts; None where one is no plain list, or the lists are too long to be kept.
 
     Args:
-        values: one a sample; None where it has none.
+        values: value of each sample; None where it has none.
     """
     there = [value for value in values if value is not None]
     if not there or not all(map(_is_plain, there)):

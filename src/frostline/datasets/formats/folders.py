@@ -346,7 +346,7 @@ def target_columns(masks: Sequence[Mask], sizes: Sequence[Size]) -> dict[str, pa
     """``TARGET_COLUMNS`` of some samples.
 
     Args:
-        masks: one a sample.
+        masks: mask of each sample.
         sizes: width and height of each sample's image; zeros where nobody knows them.
     """
     columns = [*zip(*masks, strict=True), *zip(*sizes, strict=True)] or [()] * len(TARGET_COLUMNS)
@@ -439,7 +439,7 @@ class _Place(NamedTuple):
 
     Attributes:
         name: name without its suffix and without the folders that tell images from masks.
-        key: the same without the end that tells images from masks: the same for both of a pair.
+        key: name without the ending that tells images from masks, equal for an image and its mask.
         is_mask: True if it is a mask.
         rank: precedence of the mask: of several masks of an image, the lowest rank counts.
         is_some_only: masks like it belong to some of the images.

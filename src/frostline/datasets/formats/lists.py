@@ -65,7 +65,7 @@ class ListRows(NamedTuple):
         files: URL or name of each, as it is written there.
         said: labels, as ``labels.encode_labels`` takes them; None where no column has some.
         masks: URL or name of each sample's mask; empty where the list has none.
-        about: the other columns.
+        about: metadata columns: all other columns of the list.
         left_out: rows that name no sample.
     """
 

@@ -315,7 +315,7 @@ class ReadyTable:
         digest: SHA-256 of the layout and of every object.
         layout: layout of the records in objects.
         classes: names, by label.
-        samples: one row a sample, in the order of the source.
+        samples: table with a row for each sample, in the order of the source.
         names: names of the images that the records were made from.
         about: the metadata columns, by name.
         masks: the places of the masks, each in the object ``masks_beside`` that of its sample; None where there are

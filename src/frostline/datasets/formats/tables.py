@@ -129,7 +129,7 @@ def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa
     texts otherwise. A column of the same name in the file itself stays, as long as it holds anything else.
 
     Args:
-        tables: one a file, with labels as texts.
+        tables: table of each file, with labels as texts.
         files: the names.
     """
     said = [_partitions_of(file) for file in files]
@@ -595,7 +595,7 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
     Args:
         object: name of the file, for the sentences.
         schema: schema of the file.
-        column: the same as of ``columns_of_schema``.
+        column: column with the samples, as for ``columns_of_schema``.
 
     Raises:
         DataError: no column can hold samples, or labels are targets of no kind; the sentence names the columns.

@@ -367,7 +367,7 @@ def known_files(
 
     Args:
         before: table made of that listing.
-        is_file: tells whether a sample's object, or a mask's, lies in a file of the format.
+        is_file: function that returns True if the object of a sample or mask lies in a file of the format.
         object_of: gives the file's name.
     """
     if before is None:

@@ -406,7 +406,7 @@ def make_app(node: Node, routes: Sequence[Route] = ()) -> Starlette:
 
     Args:
         node: node to serve.
-        routes: more routes, such as its control plane.
+        routes: routes beside its own, such as those of its control plane.
     """
     service = _Service(node)
     app = Starlette(routes=[*_routes(service), *routes], exception_handlers=REFUSALS)

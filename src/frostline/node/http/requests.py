@@ -283,7 +283,7 @@ class OwnNames:
     own. It can send what it cannot read. What programs send is not affected.
 
     Attributes:
-        names: more names, each with all names that end in it; they count as origins too.
+        names: host names to add, with their subdomains; they count as origins too.
         is_open: a server without tenants, which answers whoever asks; else who asks must send a token, which no page of
             another site has, and any name will do.
         is_local: True if it listens on a loopback, and names without a dot are no names of its own.

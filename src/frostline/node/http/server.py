@@ -91,7 +91,7 @@ class AppServer:
         app: application to serve.
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
-        drain: has the application say that it is about to stop; called before the port closes.
+        drain: function that makes the application say that it is about to stop; called before the port closes.
         is_open: True if all who ask are answered, as the app knows no tenants.
         names: names by which it may be asked beside its address (``requests.OwnNames``).
         tls: files by which it speaks TLS; None speaks none.
@@ -188,7 +188,7 @@ class Server(AppServer):
         node: node to serve; the caller closes it.
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
-        routes: more routes, such as its control plane.
+        routes: routes beside its own, such as those of its control plane.
     """
 
     def __init__(

@@ -420,7 +420,7 @@ def thumbnails(
         data: data set of the samples.
         ids: ids of the samples.
         max_s: maximum seconds after which no other sample is read.
-        clock: tells the seconds.
+        clock: function that returns the time in seconds.
     """
     if data.source.near:
         return {}

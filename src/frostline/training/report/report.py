@@ -70,7 +70,7 @@ class Report:
         train_split: name of the split that was trained on; None where it was none.
         val_split: name of the split that was scored; None where it was none.
         classes: names, in the order of their labels.
-        losses: one for each optimisation step.
+        losses: loss of each optimisation step.
         epoch_losses: mean over each epoch's steps.
         val_losses: the losses on the held-out split, after each epoch.
         val_accuracies: share of the held-out samples that were right, after each epoch; none where no classes are
@@ -202,7 +202,7 @@ class Record:
     """An observer that keeps losses and scores, and passes every event on.
 
     Attributes:
-        losses: one for each step.
+        losses: loss of each step.
         epoch_losses: mean over the steps of each epoch that was trained to its end.
         scores: scores of the held-out samples, one an epoch.
         samples: the samples, handed to the head.

@@ -217,7 +217,7 @@ class StepRecorder:
     Args:
         folder: the run's folder.
         samples: samples that are trained on.
-        clock: tells the time in seconds.
+        clock: function that returns the time in seconds.
     """
 
     def __init__(self, folder: Path, samples: SampleTable, clock: Callable[[], float] = time.perf_counter) -> None:
