@@ -13,7 +13,7 @@ from frostline.core.errors import FrostlineError
 from frostline.core.events import BatchDelivered, NodeLost, SampleSkipped
 from frostline.io_service.handler import Upstream
 from frostline.io_service.start import start_io
-from support.faulty import ERRORS, REFUSALS, SickStore, faulty_nodes
+from support.faulty import ERRORS, HALF_HANGS, REFUSALS, SickStore, faulty_nodes
 from support.images import image_folder
 from support.many_nodes import epoch, job, same, some_nodes
 from support.nodes import until
@@ -24,7 +24,8 @@ PER_CLASS = 48
 # What is promised is 3 s; the rest is for a machine on which much else runs.
 STANDSTILL_S = 3.0 + 3.0
 
-WAYS = ("hang", "killed", "flip", *REFUSALS)
+SILENT = ("hang", *HALF_HANGS)
+WAYS = (*SILENT, "killed", "flip", *REFUSALS)
 SICKNESSES = ("hangs", "cannot read", "cannot read some")
 
 
@@ -78,13 +79,26 @@ def test_a_node_in_trouble_costs_at_most_seconds_and_no_sample(folder, undisturb
         assert use.unreadable > 0
     elif trouble == "flip":
         assert use.damaged == statistics.damaged > 0
-    elif trouble in ("hang", "hangs"):
+    elif trouble in ("hangs", *SILENT):
         assert [event.url for event in told if isinstance(event, NodeLost)] == [way.url]
     else:
         assert use.trouble or use.failures, statistics.nodes
 
 
-@pytest.mark.parametrize("trouble", ["hang", "hangs", "killed", "flip", "other roots", "cannot read"])
+@pytest.mark.parametrize("trouble", SILENT)
+def test_a_job_begins_though_a_node_is_in_trouble_from_the_start(folder, undisturbed, monkeypatch, trouble):
+    told = []
+    with faulty_nodes(fl.Dataset(folder).url, 3, random.Random(0), monkeypatch) as (way, nodes):
+        way.switch_scope(trouble)
+        started = time.monotonic()
+        with job(folder, nodes, observe=told.append) as running:
+            begun_s = time.monotonic() - started
+            assert same(epoch(running, 0), undisturbed)
+    assert begun_s < STANDSTILL_S + 2.0  # the frozen part is traced too
+    assert [event.url for event in told if isinstance(event, NodeLost)] == [way.url]
+
+
+@pytest.mark.parametrize("trouble", ["hangs", "keeps features back", "killed", "flip", "other roots", "cannot read"])
 def test_a_job_behind_an_io_service_whose_node_is_in_trouble_goes_on(folder, undisturbed, monkeypatch, trouble):
     with (
         faulty_nodes(fl.Dataset(folder).url, 3, random.Random(trouble), monkeypatch) as (way, nodes),

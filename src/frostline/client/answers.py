@@ -34,7 +34,7 @@ class NodePool(Protocol):
     ) -> tuple[int, Iterator[FeatureBatch]]:
         """Ask the node whose turn it is, and that was not tried yet."""
 
-    def watch_wait(self, number: int) -> AbstractContextManager[None]:
+    def watch_wait(self, number: int, *, is_of_features: bool = False) -> AbstractContextManager[None]:
         """While a thread waits for that node."""
 
     def end_request(self, number: int, rows: int = 0, *, is_owned: bool = True) -> None:
@@ -88,7 +88,7 @@ class BalancedResponse:
         while True:
             number, batches = self._asked()
             try:
-                with self._pool.watch_wait(number):
+                with self._pool.watch_wait(number, is_of_features=True):
                     batch = next(batches)
                 self._check(batch)
             except FrostlineError as error:
@@ -186,7 +186,7 @@ class BalancedResponse:
             try:
                 if is_closed:
                     return []
-                with self._pool.watch_wait(other):
+                with self._pool.watch_wait(other, is_of_features=True):
                     found = [unpack(part) if part.packed else part for part in answer]
                 _check_samples(request, found)
             except (Unavailable, StoreUnavailable) as error:

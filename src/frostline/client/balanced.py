@@ -40,6 +40,10 @@ __all__ = (
 _LOST_AFTER = 3
 # A node that refuses what others give is asked again after a minute, then two, up to an hour: blocks move each time.
 _REFUSED_S, _LONGEST_REFUSED_S = 60.0, 3600.0
+# One that is there and does not answer may only make a new network ready: it is asked again sooner, then less often.
+_STUCK_AGAIN_S = 4.0
+# A wait is that of a stuck node where it is longer than this, and than so many times the longest of the last ones.
+_STUCK_S, _STUCK_TIMES, _LAST_WAITS = 1.8, 4.0, 256
 # A node that cannot read so many samples in a row that others can has lost its store, or a part of it.
 _MISREAD_MAX = 3
 # Rows that a node must have computed before its speed counts: fewer say more of chance than of the node.
@@ -203,7 +207,8 @@ class LoadBalancer:
         place.away_until, place.away_since = max(place.away_until, now + away_s), min(place.away_since, now)
         place.failed += 1
         place.damaged += is_damaged
-        if not is_full:
+        # What breaks while it is left out was freed by whoever left it out.
+        if not is_full and not (place.is_refusing and place.away_until > now):
             place.reason = place.reason if place.is_lost else reason
             place.failures += 1
 
@@ -213,10 +218,13 @@ class LoadBalancer:
         place.reason, place.away_since = reason, min(place.away_since, now)
         place.away_until, place.failures = math.inf, max(place.failures, _LOST_AFTER)
 
-    def note_refusal(self, node: int, now: float, reason: str) -> None:
-        """It refuses what another one gave: others are asked before it for a while, and own its blocks."""
+    def note_refusal(self, node: int, now: float, reason: str, again_s: float = _REFUSED_S) -> None:
+        """It refuses, or keeps back, what another one gave: others are asked before it, and own its blocks.
+
+        That is so for ``again_s`` seconds, then for twice as long, and so on up to an hour.
+        """
         place = self._places[node]
-        wait_s = min(_REFUSED_S * 2.0 ** min(place.refusals, 16), _LONGEST_REFUSED_S)
+        wait_s = min(again_s * 2.0 ** min(place.refusals, 16), _LONGEST_REFUSED_S)
         place.reason = reason
         place.away_until, place.is_refusing = max(place.away_until, now + wait_s), True
         place.away_since = min(place.away_since, now)
@@ -252,6 +260,8 @@ class LoadBalancer:
 _AWAY_S = 2.0
 # A job begins when one node has its network; the others, which have it soon after, own blocks from the start.
 _GRACE_S = 1.0
+# What one node can say is asked of another too where that one takes so long: it may never say it.
+_BESIDE_S = 2.0
 _AT_ONCE = 32
 PATIENCE_S = 30.0
 """What no node can read is left out of a job for good: one that starts again gets so long to say whether it can."""
@@ -304,7 +314,8 @@ class BalancedTransport:
         self._prefixes: dict[str, bytes] = {}
         self._lacking: set[tuple[int, str]] = set()
         self._sending: set[tuple[int, str]] = set()
-        self._waits: dict[object, tuple[int, float]] = {}
+        self._waits: dict[object, tuple[int, float, bool]] = {}
+        self._last_waits = deque[float](maxlen=_LAST_WAITS)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -347,9 +358,28 @@ class BalancedTransport:
     def silent_nodes(self, longer_than_s: float) -> tuple[str, ...]:
         """Names of the members for which a thread has waited for longer than that since they said anything."""
         since = self._clock() - longer_than_s
-        numbers = {number for number, began in tuple(self._waits.values()) if began < since}
+        numbers = {number for number, began, _ in tuple(self._waits.values()) if began < since}
         with self._lock:
             return tuple(self._names[number] for number in sorted(numbers.intersection(self._turns.members)))
+
+    @property
+    def stuck_nodes(self) -> tuple[str, ...]:
+        """Names of the members for whose features a thread waits far longer than for any of the last ones."""
+        last = tuple(self._last_waits)
+        if not last:
+            return ()
+        since = self._clock() - max(_STUCK_S, _STUCK_TIMES * max(last))
+        waits = tuple(self._waits.values())
+        numbers = {number for number, began, is_of_features in waits if is_of_features and began < since}
+        with self._lock:
+            return tuple(self._names[number] for number in sorted(numbers.intersection(self._turns.members)))
+
+    def leave_out(self, name: str) -> None:
+        """Free whoever waits for a node that is there and does not answer; another takes over, for a while."""
+        with self._lock:
+            number, reason = self._names.index(name), "it says that it is there, and does not answer what it is asked"
+            self._turns.note_refusal(number, self._clock(), reason, _STUCK_AGAIN_S)
+        self._nodes[number].break_off()
 
     def lose(self, name: str, error: FrostlineError) -> None:
         """Ask a node nothing more until it joins again, and free whoever waits for it; another takes over.
@@ -417,7 +447,7 @@ class BalancedTransport:
 
     def health(self) -> Health:
         """See ``Transport``; of the first node that answers."""
-        return self._first(lambda _, node: node.health(), Cancellation())
+        return self._first(lambda _, node, __: node.health(), Cancellation())
 
     def put_prefix(self, digest: str, artifact: bytes) -> None:
         """See ``Transport``; to all nodes at once. It is enough that one has it: the others take part once they do."""
@@ -443,14 +473,11 @@ class BalancedTransport:
         """
         cancellation, engine = cancellation or Cancellation(), wanted.features.engine
 
-        def measured(_: int, node: Transport) -> Profile:
-            return node.profile(wanted, cancellation)
-
         if engine == REFERENCE:
-            return self._first(measured, cancellation)
+            return self._first(lambda _, node, others: node.profile(wanted, others), cancellation)
         with self._lock:
             numbers = self._able(self._turns.order(self._clock()), engine)
-        found = self._every(measured, numbers, engine, cancellation)
+        found = self._every(lambda _, node: node.profile(wanted, cancellation), numbers, engine, cancellation)
         if not found:
             with self._lock:
                 self._able(numbers, engine)
@@ -520,14 +547,16 @@ class BalancedTransport:
             self._turns.end_request(number, self._clock(), rows=rows, is_timed=is_owned)
 
     @contextmanager
-    def watch_wait(self, number: int) -> Iterator[None]:
+    def watch_wait(self, number: int, *, is_of_features: bool = False) -> Iterator[None]:
         """While a thread waits for that node: it counts as silent where that lasts."""
-        mark = object()
-        self._waits[mark] = number, self._clock()
+        mark, began = object(), self._clock()
+        self._waits[mark] = number, began, is_of_features
         try:
             yield
         finally:
             del self._waits[mark]
+        if is_of_features:
+            self._last_waits.append(self._clock() - began)
 
     def note_failure(self, number: int, error: FrostlineError) -> None:
         """That node, or its store, did not answer; or it refused what another one gave, and is left out for a while."""
@@ -616,25 +645,45 @@ class BalancedTransport:
                 self.note_failure(number, error)
         raise _telling(list(errors.values()))
 
-    def _first(self, call: Callable[[int, Transport], T], cancellation: Cancellation) -> T:
-        """What the first node says that answers, one asked after another."""
+    def _first(self, call: Callable[[int, Transport, Cancellation], T], cancellation: Cancellation) -> T:
+        """What the first node says that answers; the next is asked where one fails, and beside one that lets wait."""
         errors: dict[int, FrostlineError] = {}
         last: list[FrostlineError] = []
         with self._lock:
             numbers = self._turns.order(self._clock())
-        for number in numbers:
-            outcome = self._outcome(number, call)
-            if not isinstance(outcome, FrostlineError):
-                for refusing, error in errors.items():
-                    self.note_failure(refusing, error)
-                return outcome
-            _check(cancellation)
-            if isinstance(outcome, Unavailable):
-                self.note_failure(number, outcome)
-            else:
-                errors[number] = outcome
-            last = [outcome]
+        others = Cancellation()
+        with cancellation.ends(others.cancel):
+            try:
+                for number, outcome in self._by_turns(lambda number, node: call(number, node, others), numbers):
+                    if not isinstance(outcome, FrostlineError):
+                        for refusing, error in errors.items():
+                            self.note_failure(refusing, error)
+                        return outcome
+                    others.check()
+                    if isinstance(outcome, Unavailable):
+                        self.note_failure(number, outcome)
+                    else:
+                        errors[number] = outcome
+                    last = [outcome]
+            finally:
+                others.cancel()
         raise _telling([*errors.values(), *last])
+
+    def _by_turns(
+        self, call: Callable[[int, Transport], T], numbers: Sequence[int]
+    ) -> Iterator[tuple[int, T | FrostlineError]]:
+        """What these nodes say, as it comes; each is asked once the one before has said something, or lets wait."""
+        told, left, pending = SimpleQueue[tuple[int, T | FrostlineError | BaseException]](), deque(numbers), 0
+        while left or pending:
+            if left:
+                self._ask_in_threads(call, deque([left.popleft()]), told)
+                pending += 1
+            try:
+                number, outcome = told.get(timeout=_BESIDE_S if left else None)
+            except Empty:
+                continue
+            pending -= 1
+            yield number, _outcome_or_raise(outcome)
 
     def _outcome(self, number: int, call: Callable[[int, Transport], T]) -> T | FrostlineError:
         with self.watch_wait(number):
@@ -650,7 +699,26 @@ class BalancedTransport:
         grace_s: float,
     ) -> Iterator[tuple[int, T | FrostlineError]]:
         """What these nodes say, as it comes; what comes later than a while after the first success is left."""
-        left, told = deque(numbers), SimpleQueue[tuple[int, T | FrostlineError | BaseException]]()
+        told = SimpleQueue[tuple[int, T | FrostlineError | BaseException]]()
+        self._ask_in_threads(call, deque(numbers), told)
+        until = math.inf
+        for _ in numbers:
+            try:
+                number, said = told.get(timeout=_seconds_until(until, self._clock()))
+            except Empty:
+                return
+            outcome = _outcome_or_raise(said)
+            if not isinstance(outcome, FrostlineError):
+                until = min(until, self._clock() + grace_s)
+            yield number, outcome
+
+    def _ask_in_threads(
+        self,
+        call: Callable[[int, Transport], T],
+        left: "deque[int]",
+        told: "SimpleQueue[tuple[int, T | FrostlineError | BaseException]]",
+    ) -> None:
+        """Ask some nodes at once, of which each is told of as it answers."""
 
         def ask() -> None:
             while left:
@@ -664,19 +732,15 @@ class BalancedTransport:
                     told.put((number, error))
 
         # A daemon: a node that hangs keeps its thread until somebody breaks that off.
-        for _ in range(min(len(numbers), _AT_ONCE)):
+        for _ in range(min(len(left), _AT_ONCE)):
             threading.Thread(target=ask, name="frostline-nodes", daemon=True).start()
-        until = math.inf
-        for _ in numbers:
-            try:
-                number, outcome = told.get(timeout=_seconds_until(until, self._clock()))
-            except Empty:
-                return
-            if isinstance(outcome, BaseException) and not isinstance(outcome, FrostlineError):
-                raise outcome
-            if not isinstance(outcome, FrostlineError):
-                until = min(until, self._clock() + grace_s)
-            yield number, outcome
+
+
+def _outcome_or_raise(said: T | FrostlineError | BaseException) -> T | FrostlineError:
+    """What a node said; what is no word of a node's is raised here."""
+    if isinstance(said, BaseException) and not isinstance(said, FrostlineError):
+        raise said
+    return said
 
 
 def _seconds_until(until: float, now: float) -> float | None:

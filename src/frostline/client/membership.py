@@ -38,7 +38,10 @@ _PROBES = 16
 _TEND_EVERY_S = 0.25
 _SILENT_S = 0.6
 PROBE_S = 1.5
-"""Longest silence of a node that is asked whether it is there."""
+"""Seconds in which a node that is asked whether it is there must have said so, however slowly."""
+# A node that says so this often in a row, while a thread waits for its features, keeps them back: a clock that jumped,
+# since this process was stopped itself, is no such silence.
+_STUCK_LOOKS = 4
 # A lost node is asked this often whether it is back.
 _LOST_EVERY_S = 1.0
 # A job begins once one of its nodes is ready, and the others had so long.
@@ -107,7 +110,28 @@ def ask_protocol(node: str, probe: Transport) -> None:
         Refused: It speaks none of this side.
     """
     with closing(probe), suppress(Unavailable):
-        require_protocol(probe.health(), node)
+        require_protocol(_health(probe, node), node)
+
+
+def _health(probe: Transport, node: str) -> Health:
+    """What a node says of itself, all of it soon: one that sends a byte now and then is never silent for long."""
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        probe.break_off()
+
+    limit = threading.Timer(PROBE_S, end)
+    limit.daemon = True
+    limit.start()
+    try:
+        return probe.health()
+    except FrostlineError:
+        if is_late.is_set():
+            raise NodeUnreachable(f"the node at {node} did not say within {PROBE_S:g} s whether it is there") from None
+        raise
+    finally:
+        limit.cancel()
 
 
 def _span(protocols: tuple[int, int]) -> str:
@@ -145,6 +169,7 @@ class Membership:
         self._pool = ThreadPoolExecutor(_PROBES, "frostline-probe")
         self._joining: dict[str, Future[None]] = {}
         self._tried_at: dict[str, float] = {}
+        self._stuck: dict[str, int] = {}
         self._probes: set[Transport] = set()
         self._is_closed = False
 
@@ -202,6 +227,7 @@ class Membership:
     def tend(self) -> None:
         """Lose members that fall silent, ask those again that are lost, and tell who is lost and who is back."""
         silent = self._transport.silent_nodes(_SILENT_S)
+        self._stuck = {node: looks for node, looks in self._stuck.items() if node in silent}
         if silent:
             self._probe_silent(silent)
         now = time.monotonic()
@@ -234,6 +260,15 @@ class Membership:
         for node in silent:
             if (error := answers[node]) is not None:
                 self._transport.lose(node, error)
+            elif others:
+                self._doubt(node)
+
+    def _doubt(self, node: str) -> None:
+        """Leave a node out that says that it is there, and lets somebody wait longer than it or others ever did."""
+        self._stuck[node] = self._stuck.get(node, 0) + 1
+        if self._stuck[node] >= _STUCK_LOOKS and node in self._transport.stuck_nodes:
+            del self._stuck[node]
+            self._transport.leave_out(node)
 
     def _tell(self) -> None:
         """Say what has changed since it was said last."""
@@ -287,7 +322,7 @@ class Membership:
         try:
             if self._is_closed:
                 raise NodeUnreachable("nobody asks any more")
-            health = transport.health()
+            health = _health(transport, node)
         finally:
             self._probes.discard(transport)
             transport.close()

@@ -617,6 +617,9 @@ class Exchange:
             if self._connection is not None:
                 self._connection.expect_rest()
             body = answer.read(_MAX_JSON)
+        if answer.length and len(body) < _MAX_JSON:
+            self._close()
+            raise NodeUnreachable(f"the answer of the node at {self._url} broke off before its end")
         self.end()
         said = answer.getheader(CHECKSUM_HEADER) if self._has_body else None
         if said is not None and said != answer_checksum(answer.status, body):
@@ -671,6 +674,8 @@ class Exchange:
             connection.wait_up_to(message.silence_s)
             self._check_head(self._response)
         except BaseException:
+            if connection.is_broken:
+                self._is_broken_off = True
             self._connection = None
             connection.close()
             raise
@@ -697,7 +702,10 @@ class Exchange:
             self._close()
             raise _error_of_tls(error, self._url) from error
         except (HTTPException, OSError) as error:
+            is_given_up = self._is_broken_off or (self._connection is not None and self._connection.is_broken)
             self._close()
+            if is_given_up:  # what a reader then sees is no word of the node's
+                raise NodeUnreachable(f"the request to the node at {self._url} was given up") from error
             why = str(error) or type(error).__name__
             if isinstance(error, HTTPException) and not isinstance(error, RemoteDisconnected | IncompleteRead):
                 raise AnswerDamaged(f"what came from {self._url} is damaged, or no HTTP: {why[:200]}") from error
