@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from queue import Empty, SimpleQueue
+from statistics import median
 from typing import Any, TypeVar
 
 from frostline.client.answers import BalancedResponse
@@ -42,8 +43,9 @@ _LOST_AFTER = 3
 _REFUSED_S, _LONGEST_REFUSED_S = 60.0, 3600.0
 # One that is there and does not answer may only make a new network ready: it is asked again sooner, then less often.
 _STUCK_AGAIN_S = 4.0
-# A wait is that of a stuck node where it is longer than this, and than so many times the longest of the last ones.
-_STUCK_S, _STUCK_TIMES, _LAST_WAITS = 1.8, 4.0, 256
+# A wait is that of a stuck node where it is longer than this, and than so many times the median of the last ones: the
+# first are longer, since a node makes the network ready in them.
+_STUCK_S, _STUCK_TIMES, _LAST_WAITS = 1.8, 6.0, 256
 # A node that cannot read so many samples in a row that others can has lost its store, or a part of it.
 _MISREAD_MAX = 3
 # Rows that a node must have computed before its speed counts: fewer say more of chance than of the node.
@@ -364,11 +366,11 @@ class BalancedTransport:
 
     @property
     def stuck_nodes(self) -> tuple[str, ...]:
-        """Names of the members for whose features a thread waits far longer than for any of the last ones."""
+        """Names of the members for whose features a thread waits far longer than for the last ones."""
         last = tuple(self._last_waits)
         if not last:
             return ()
-        since = self._clock() - max(_STUCK_S, _STUCK_TIMES * max(last))
+        since = self._clock() - max(_STUCK_S, _STUCK_TIMES * median(last))
         waits = tuple(self._waits.values())
         numbers = {number for number, began, is_of_features in waits if is_of_features and began < since}
         with self._lock:

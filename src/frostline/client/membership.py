@@ -14,6 +14,7 @@ from frostline.core.errors import EngineNotReady, FrostlineError, NodeUnreachabl
 from frostline.core.files import stamp_of
 from frostline.core.system import __version__
 from frostline.transport import Transport
+from frostline.wire.connection import ended_within
 from frostline.wire.messages import PROTOCOLS, Health, common_protocol
 from frostline.wire.node_lists import NodeList, listed_nodes
 
@@ -109,29 +110,8 @@ def ask_protocol(node: str, probe: Transport) -> None:
     Raises:
         Refused: It speaks none of this side.
     """
-    with closing(probe), suppress(Unavailable):
-        require_protocol(_health(probe, node), node)
-
-
-def _health(probe: Transport, node: str) -> Health:
-    """What a node says of itself, all of it soon: one that sends a byte now and then is never silent for long."""
-    is_late = threading.Event()
-
-    def end() -> None:
-        is_late.set()
-        probe.break_off()
-
-    limit = threading.Timer(PROBE_S, end)
-    limit.daemon = True
-    limit.start()
-    try:
-        return probe.health()
-    except FrostlineError:
-        if is_late.is_set():
-            raise NodeUnreachable(f"the node at {node} did not say within {PROBE_S:g} s whether it is there") from None
-        raise
-    finally:
-        limit.cancel()
+    with closing(probe), suppress(Unavailable), ended_within(PROBE_S, probe.break_off, node):
+        require_protocol(probe.health(), node)
 
 
 def _span(protocols: tuple[int, int]) -> str:
@@ -264,7 +244,7 @@ class Membership:
                 self._doubt(node)
 
     def _doubt(self, node: str) -> None:
-        """Leave a node out that says that it is there, and lets somebody wait longer than it or others ever did."""
+        """Leave a node out that says that it is there, and lets somebody wait far longer than nodes did of late."""
         self._stuck[node] = self._stuck.get(node, 0) + 1
         if self._stuck[node] >= _STUCK_LOOKS and node in self._transport.stuck_nodes:
             del self._stuck[node]
@@ -322,7 +302,8 @@ class Membership:
         try:
             if self._is_closed:
                 raise NodeUnreachable("nobody asks any more")
-            health = _health(transport, node)
+            with ended_within(PROBE_S, transport.break_off, node):
+                health = transport.health()
         finally:
             self._probes.discard(transport)
             transport.close()

@@ -35,6 +35,7 @@ __all__ = (
     "Message",
     "Meter",
     "address_of",
+    "ended_within",
 )
 
 
@@ -715,6 +716,37 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+@contextmanager
+def ended_within(seconds: float, end: Callable[[], None], url: str) -> Iterator[None]:
+    """An exchange that is given up where it takes longer, also where a byte comes now and then.
+
+    Args:
+        seconds: seconds from now.
+        end: breaks it off, from another thread.
+        url: address of the other side, for the sentence.
+
+    Raises:
+        NodeUnreachable: It took longer.
+    """
+    is_late = threading.Event()
+
+    def give_up() -> None:
+        is_late.set()
+        end()
+
+    limit = threading.Timer(seconds, give_up)
+    limit.daemon = True
+    limit.start()
+    try:
+        yield
+    except FrostlineError:
+        if is_late.is_set():
+            raise NodeUnreachable(f"{url} did not answer within {seconds:g} s") from None
+        raise
+    finally:
+        limit.cancel()
 
 
 def _error_of_tls(error: ssl.SSLError, url: str) -> FrostlineError:
