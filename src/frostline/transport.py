@@ -1,7 +1,7 @@
 """What a trainer needs of a node: one protocol, spoken over HTTP and within the process, and how to cancel a call."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,6 +18,8 @@ __all__ = (
     "BesideTraining",
     "Cancellation",
     "CountsNodes",
+    "ExpectsLayouts",
+    "Layout",
     "NodeUse",
     "OwnsBlocks",
     "ReadsBlocks",
@@ -219,6 +221,23 @@ class CountsNodes(Protocol):
 
     def uses(self) -> tuple[NodeUse, ...]:
         """What was asked of each node so far."""
+
+
+Layout = tuple[tuple[tuple[int, ...], str], ...]
+"""The shape of one sample and torch's name of the dtype of each tensor of an answer, masks left out."""
+
+
+@runtime_checkable
+class ExpectsLayouts(Protocol):
+    """A way to several nodes that leaves out one whose features have another shape or type than they should."""
+
+    def expect(self, digest: str, layouts: Mapping[int, Layout]) -> None:
+        """Check all answers of a prefix from now on.
+
+        Args:
+            digest: digest of the prefix.
+            layouts: the tensors of a sample, by the number of the cut.
+        """
 
 
 @runtime_checkable

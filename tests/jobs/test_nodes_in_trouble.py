@@ -2,17 +2,22 @@
 
 import random
 import time
+from contextlib import closing
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import frostline as fl
+from frostline.client.http import HttpTransport
 from frostline.core.config import IoSettings
 from frostline.core.errors import FrostlineError
 from frostline.core.events import BatchDelivered, NodeLost, SampleSkipped
 from frostline.io_service.handler import Upstream
 from frostline.io_service.start import start_io
+from frostline.wire.packing import unpack
 from support.faulty import ERRORS, HALF_HANGS, REFUSALS, SickStore, faulty_nodes
 from support.images import image_folder
 from support.many_nodes import epoch, job, same, some_nodes
@@ -83,6 +88,48 @@ def test_a_node_in_trouble_costs_at_most_seconds_and_no_sample(folder, undisturb
         assert [event.url for event in told if isinstance(event, NodeLost)] == [way.url]
     else:
         assert use.trouble or use.failures, statistics.nodes
+
+
+def _changed(of_tensors):
+    """What makes another answer of one, by what it makes of the tensors."""
+    return lambda batch: replace(batch, tensors=tuple(of_tensors(list(batch.tensors))))
+
+
+WRONG = {
+    "narrower": _changed(lambda tensors: [tensor[:, :1] for tensor in tensors]),
+    "wider": _changed(lambda tensors: [np.repeat(tensor, 2, axis=1) for tensor in tensors]),
+    "flat": _changed(lambda tensors: [tensor.reshape(len(tensor), -1) for tensor in tensors]),
+    "of another type": _changed(lambda tensors: [tensor.astype(np.float64) for tensor in tensors]),
+    "more": _changed(lambda tensors: tensors * 2),
+    "none": _changed(lambda tensors: []),
+    "encoded": lambda batch: replace(batch, tensors=(), encoded=[b""] * len(batch)),
+    "in another order": lambda batch: replace(batch, ids=batch.ids[::-1].copy()),
+    "of one sample": lambda batch: replace(batch, ids=np.repeat(batch.ids[:1], len(batch))),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_node_whose_features_are_of_another_kind_is_left_out(folder, undisturbed, monkeypatch, kind):
+    asked, wrong = HttpTransport.features, []
+
+    def changed(answer):
+        with closing(answer):
+            yield from map(WRONG[kind], map(unpack, answer))
+
+    def features(self, request):
+        answer = asked(self, request)
+        return changed(answer) if self.url in wrong and len(request.samples) > 1 else answer
+
+    monkeypatch.setattr(HttpTransport, "features", features)
+    with (
+        faulty_nodes(fl.Dataset(folder).url, 2, random.Random(0), monkeypatch) as (way, nodes),
+        job(folder, nodes) as running,
+    ):
+        wrong.append(way.url)
+        assert same(epoch(running, 0), undisturbed)
+        trouble = {use.url: use.trouble for use in running.statistics().nodes}
+    assert "than were asked for" in trouble[way.url]
+    assert not any(trouble[url] for url in nodes[1:])
 
 
 @pytest.mark.parametrize("trouble", SILENT)

@@ -20,6 +20,8 @@ from frostline.core.errors import (
     Unavailable,
     UnknownPrefix,
 )
+from frostline.core.nouns import array_dtype
+from frostline.transport import Layout
 from frostline.wire.messages import FeatureRequest
 from frostline.wire.packing import unpack
 
@@ -46,6 +48,9 @@ class NodePool(Protocol):
     def note_read_failure(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
         """That node could not read samples that another one gave."""
 
+    def layout(self, request: FeatureRequest) -> Layout | None:
+        """The tensors of a sample that an answer has; None where nobody said it."""
+
     def others(self, request: FeatureRequest, tried: set[int], *, even_refusing: bool = False) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""
 
@@ -54,6 +59,8 @@ class NodePool(Protocol):
 
 
 _OTHER_SAMPLES = "the node answered with other samples than were asked for; is it of the same version?"
+# Axes of a sample's mask, and their type.
+_MASK = (2, np.dtype(np.uint16))
 # What says nothing of the node: it is asked again once it has the prefix or the engine, or the store has recovered.
 _PASSED_ON = (EngineNotReady, StoreThrottled, UnknownPrefix)
 
@@ -131,6 +138,7 @@ class BalancedResponse:
             expected = expected[~np.isin(expected, [sample.id for sample in batch.skipped])]
         if not np.array_equal(expected, batch.ids):
             raise Refused(_OTHER_SAMPLES)
+        _check_layout(self._pool.layout(self._request), batch)
 
     def _stretch(self, batch: FeatureBatch) -> npt.NDArray[np.int64]:
         """Ids of the next samples of the request, as many as a batch tells of."""
@@ -189,6 +197,8 @@ class BalancedResponse:
                 with self._pool.watch_wait(other, is_of_features=True):
                     found = [unpack(part) if part.packed else part for part in answer]
                 _check_samples(request, found)
+                for part in found:
+                    _check_layout(self._pool.layout(request), part)
             except (Unavailable, StoreUnavailable) as error:
                 self._pool.note_failure(other, error)
             except FrostlineError as error:
@@ -268,6 +278,20 @@ def _check_samples(request: FeatureRequest, found: Sequence[FeatureBatch]) -> No
     ids = [id for part in found for id in (*part.ids.tolist(), *(sample.id for sample in part.skipped))]
     if sorted(ids) != sorted(request.samples.ids.tolist()):
         raise FrostlineError(_OTHER_SAMPLES)
+
+
+def _check_layout(layout: Layout | None, batch: FeatureBatch) -> None:
+    """Make sure that an answer has the tensors of its cut; a mask may be there as well."""
+    if layout is None or not len(batch):
+        return
+    plain = [(tensor.shape[1:], tensor.dtype) for tensor in batch.tensors]
+    found = plain + [(packed.shape, packed.dtype) for packed in batch.packed]
+    expected = [(shape, array_dtype(kind)) for shape, kind in layout]
+    beside = [(len(shape), kind) for shape, kind in found[len(expected) :]]
+    if found[: len(expected)] != expected or beside not in ([], [_MASK]):
+        shown = ", ".join(f"{kind.name}{list(shape)}" for shape, kind in found[:4]) or "none"
+        wanted = ", ".join(f"{kind.name}{list(shape)}" for shape, kind in expected[:4])
+        raise Refused(f"the node answered with other features than were asked for: {shown} in place of {wanted}")
 
 
 def _merged(batch: FeatureBatch, found: list[FeatureBatch], asked: npt.NDArray[np.int64]) -> FeatureBatch:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from queue import Empty, SimpleQueue
@@ -26,7 +26,7 @@ from frostline.core.errors import (
     Unavailable,
 )
 from frostline.profiles import Profile
-from frostline.transport import Cancellation, NodeUse, Transport, TransportStatistics
+from frostline.transport import Cancellation, Layout, NodeUse, Transport, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = (
@@ -314,6 +314,7 @@ class BalancedTransport:
         self._tables = OwnerTables()
         self._speeds: dict[str, float] = {}
         self._prefixes: dict[str, bytes] = {}
+        self._layouts: dict[tuple[str | None, int], Layout] = {}
         self._lacking: set[tuple[int, str]] = set()
         self._sending: set[tuple[int, str]] = set()
         self._waits: dict[object, tuple[int, float, bool]] = {}
@@ -467,6 +468,14 @@ class BalancedTransport:
                     self._lacking = {(number, lacked) for number, lacked in self._lacking if lacked != digest}
                     self._prefixes.pop(digest, None)
             raise
+
+    def expect(self, digest: str, layouts: Mapping[int, Layout]) -> None:
+        """See ``ExpectsLayouts``."""
+        self._layouts |= {(digest, cut): layout for cut, layout in layouts.items()}
+
+    def layout(self, request: FeatureRequest) -> Layout | None:
+        """The tensors of a sample that an answer has; None where nobody said it."""
+        return self._layouts.get((request.prefix, request.cut))
 
     def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """See ``Transport``; of the first node that answers. An engine is made ready at every one that does.
