@@ -1,7 +1,7 @@
 """What a trainer needs of a node: one protocol, spoken over HTTP and within the process, and how to cancel a call."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -112,7 +112,7 @@ class NodeUse:
         failures: requests that broke, or that it refused.
         unreadable: samples that it could not read, and another node could.
         damaged: answers that did not come as they were sent.
-        trouble: the reason why it is asked nothing for now; empty where it is asked.
+        trouble: the reason why it is asked nothing, or less, for now; empty where it is well.
     """
 
     url: str
@@ -229,15 +229,14 @@ Layout = tuple[tuple[tuple[int, ...], str], ...]
 
 @runtime_checkable
 class ExpectsLayouts(Protocol):
-    """A way to several nodes that leaves out one whose features have another shape or type than they should."""
+    """A way to several nodes that leaves out one whose features have another shape or type than they should.
 
-    def expect(self, digest: str, layouts: Mapping[int, Layout]) -> None:
-        """Check all answers of a prefix from now on.
+    Attributes:
+        layouts: the tensors that answers have, by the digest of the prefix and the number of the cut; what is missing
+            is not checked.
+    """
 
-        Args:
-            digest: digest of the prefix.
-            layouts: the tensors of a sample, by the number of the cut.
-        """
+    layouts: dict[tuple[str, int], Layout]
 
 
 @runtime_checkable

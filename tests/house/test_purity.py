@@ -13,7 +13,6 @@ ACTING = {"PIL", "anyio", "asyncio", "http", "obstore", "random", "socket", "sub
 """Packages that do something, or say what changes by itself."""
 PARTS = {
     "cache.disk": "ScopeUsage idle_scopes stored_bytes",
-    "client.balanced": "LoadBalancer",
     "client.owners": "BlockOwners Blocks as_steps slack",
     "control.settings": "ControlSettings ControlTenant ControlledJob",
     "datasets.copy.layout": (

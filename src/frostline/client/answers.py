@@ -48,9 +48,6 @@ class NodePool(Protocol):
     def note_read_failure(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
         """That node could not read samples that another one gave."""
 
-    def layout(self, request: FeatureRequest) -> Layout | None:
-        """The tensors of a sample that an answer has; None where nobody said it."""
-
     def others(self, request: FeatureRequest, tried: set[int], *, even_refusing: bool = False) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""
 
@@ -72,12 +69,16 @@ class BalancedResponse:
         pool: the nodes.
         request: request to make.
         first: names of the nodes to ask before all others.
+        layout: the tensors that the answer has; None where nobody said it.
     """
 
-    def __init__(self, pool: NodePool, request: FeatureRequest, first: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, pool: NodePool, request: FeatureRequest, first: tuple[str, ...] = (), layout: Layout | None = None
+    ) -> None:
         self._pool = pool
         self._request = request
         self._first = first
+        self._layout = layout
         self._lock = threading.Lock()
         self._tried: set[int] = set()
         self._refusals: dict[int, FrostlineError] = {}
@@ -101,6 +102,8 @@ class BalancedResponse:
             except FrostlineError as error:
                 if self._is_passed_on(error):
                     self._end()
+                    if isinstance(error, StoreThrottled):
+                        self._pool.note_failure(number, error)
                     raise
                 self._leave(error)
             except BaseException:
@@ -138,7 +141,7 @@ class BalancedResponse:
             expected = expected[~np.isin(expected, [sample.id for sample in batch.skipped])]
         if not np.array_equal(expected, batch.ids):
             raise Refused(_OTHER_SAMPLES)
-        _check_layout(self._pool.layout(self._request), batch)
+        _check_layout(self._layout, batch)
 
     def _stretch(self, batch: FeatureBatch) -> npt.NDArray[np.int64]:
         """Ids of the next samples of the request, as many as a batch tells of."""
@@ -198,7 +201,7 @@ class BalancedResponse:
                     found = [unpack(part) if part.packed else part for part in answer]
                 _check_samples(request, found)
                 for part in found:
-                    _check_layout(self._pool.layout(request), part)
+                    _check_layout(self._layout, part)
             except (Unavailable, StoreUnavailable) as error:
                 self._pool.note_failure(other, error)
             except FrostlineError as error:

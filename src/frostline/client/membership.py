@@ -43,6 +43,8 @@ PROBE_S = 1.5
 # A node that says so this often in a row, while a thread waits for its features, keeps them back: a clock that jumped,
 # since this process was stopped itself, is no such silence.
 _STUCK_LOOKS = 4
+# It may only make a new network ready: it is asked again soon, then less often.
+_STUCK_AGAIN_S = 4.0
 # A lost node is asked this often whether it is back.
 _LOST_EVERY_S = 1.0
 # A job begins once one of its nodes is ready, and the others had so long.
@@ -246,9 +248,9 @@ class Membership:
     def _doubt(self, node: str) -> None:
         """Leave a node out that says that it is there, and lets somebody wait far longer than nodes did of late."""
         self._stuck[node] = self._stuck.get(node, 0) + 1
-        if self._stuck[node] >= _STUCK_LOOKS and node in self._transport.stuck_nodes:
+        if self._stuck[node] >= _STUCK_LOOKS and node in self._transport.silent_nodes(None):
             del self._stuck[node]
-            self._transport.leave_out(node)
+            self._transport.lose(node, _STUCK, _STUCK_AGAIN_S)
 
     def _tell(self) -> None:
         """Say what has changed since it was said last."""
@@ -382,6 +384,7 @@ def connect_balanced(
         membership.close()
 
 
+_STUCK = NodeUnreachable("it says that it is there, and does not answer what it is asked")
 _SLOW = NodeUnreachable("it was not there when the job began")
 
 

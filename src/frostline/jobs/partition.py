@@ -199,8 +199,11 @@ class PartitionedModel:
         assert shipment is not None, "there is a prefix"
         context.asking.observe(PhaseStarted(name="shipping the frozen layers"))
         if isinstance(context.transport, ExpectsLayouts):
-            layouts = {cut.number: tuple(zip(cut.shapes, cut.dtypes, strict=True)) for cut in context.cuts[2:]}
-            context.transport.expect(shipment.digest, layouts)
+            context.transport.layouts |= {
+                (shipment.digest, cut.number): tuple(zip(cut.shapes, cut.dtypes, strict=True))
+                for cut in context.cuts
+                if cut.number > 1
+            }
         try:
             context.asking(lambda: context.transport.put_prefix(shipment.digest, shipment.artifact))
         except OverBudget as error:
