@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import logging
+import re
 import tempfile
 import uuid
 from datetime import date, datetime, timedelta
@@ -205,13 +206,24 @@ def test_images_that_rows_of_parquet_share_are_read(store, nested):
         ({"data": [{"in": {"image": {"bytes": IMAGE, "path": ""}}}] * 4}, "another column, as 'data.in.image'"),
         ({"image": [IMAGE] * 4, "a.b": range(4), "a": [{"b": 1}] * 4}, "two columns called 'a.b'"),
         ({"image.bytes": [IMAGE] * 4, "image": [{"bytes": IMAGE}] * 4}, "two columns called 'image.bytes'"),
-        ({"image": [IMAGE] * 4, "label": [{"name": "a"}] * 4}, "column 'label' of the type struct"),
     ],
 )
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
 def test_images_that_cannot_be_told_apart_from_a_schema_get_a_sentence(store, format, columns, sentence):
     with pytest.raises(DataError, match=sentence):
         len(write_rows(store, format, columns))
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_a_struct_called_label_is_metadata_of_which_a_field_may_be_named(store, format):
+    labels = [{"name": name, "id": number} for number, name in enumerate("bab")] + [None]
+    data = write_rows(store, format, {"image": [IMAGE] * 4, "label": labels})
+    assert data.samples.labels.tolist() == [-1] * 4
+    assert data.column("label.id").to_pylist() == [0, 1, 2, None]
+    with pytest.raises(DataError, match=re.escape("--label label.name (in Python label='label.name')")):
+        data.selection.require_classes(2, data.url)
+    named = fl.Dataset(data.url, label="label.name")
+    assert (named.classes, named.samples.labels.tolist()) == (("a", "b"), [1, 0, 1, -1])
 
 
 @pytest.mark.parametrize("image", [b"P5 1 1 255\n1", IMAGE])

@@ -1,6 +1,8 @@
 """The public data set: labelled samples at a URL, listed when they are first needed."""
 
 import os
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
@@ -45,6 +47,7 @@ from frostline.stores.protocols import Buffer
 __all__ = (
     "Dataset",
     "DatasetStatistics",
+    "few_of_a_class",
     "reader_of",
     "refresh_locally",
     "require_one_part",
@@ -53,6 +56,7 @@ __all__ = (
 )
 
 _MAX_PARTS = 255
+_HALF = 0.5
 _SHOWN_CLASSES = 20
 _READ_TOGETHER = 32
 _SIDE = 224
@@ -109,7 +113,7 @@ class Dataset(ShownInNotebooks):
         self,
         url: str | Path,
         *,
-        cache: Path | None = None,
+        cache: Path | str | None = None,
         beside: bool = False,
         format: str | None = None,
         column: str | Mapping[str, str] | None = None,
@@ -137,7 +141,9 @@ class Dataset(ShownInNotebooks):
             "near": ManifestSource.nodes(near),
             "token": token,
         }
-        self.source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
+        self.source = ManifestSource(
+            url=self._url, **{**self._asked, "cache": cache_folder() if cache is None else Path(cache)}
+        )
         self._asked |= {"targets": targets, "label": label, "transform": transform}
         if transform is not None:
             declare(transform)  # refuses what takes no image
@@ -345,7 +351,8 @@ class Dataset(ShownInNotebooks):
             balanced: divide each class by the shares; False divides the samples whatever their class.
 
         Returns:
-            The part to train on and the part held out, or the parts by their names.
+            The part to train on and the part held out, or the parts by their names. Python warns where classes are too
+            small to be divided by the share to hold out.
 
         Raises:
             SettingError: the shares or the seed make no sense, or there is no such column.
@@ -360,7 +367,16 @@ class Dataset(ShownInNotebooks):
             return found
         if not 0 <= shares < 1:
             raise SettingError(f"the share to hold out lies from 0 to below 1, not {shares}")
-        parts = self.selection.divide([1 - shares, shares], seed, by=by, balanced=balanced)
+        train, held_out = self.split_in_two(shares, seed, by=by, balanced=balanced)
+        if by is None and balanced and (why := few_of_a_class(train, held_out, shares)):
+            warnings.warn(why, stacklevel=2)
+        return train, held_out
+
+    def split_in_two(
+        self, share: float, seed: int = 0, *, by: str | None = None, balanced: bool = True
+    ) -> "tuple[Dataset, Dataset]":
+        """See ``split``, by a share to hold out; nothing warns of small classes."""
+        parts = self.selection.divide([1 - share, share], seed, by=by, balanced=balanced)
         return self._part_number(parts, 0), self._part_number(parts, 1)
 
     def split_by(self, column: str) -> "dict[str, Dataset]":
@@ -554,6 +570,32 @@ def _one_by_one(found: TargetValues) -> list[Any]:
     if isinstance(found, dict):
         return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     return list(found)
+
+
+def few_of_a_class(train: Dataset, held_out: Dataset, share: float) -> str:
+    """What becomes of classes that are too small to be divided by the share to hold out; empty where none is.
+
+    Args:
+        train: the part to train on.
+        held_out: the part held out.
+        share: the share that was asked for.
+    """
+    if not len(held_out) or train.targets is not None:
+        return ""
+    counts = Counter(train.selection.per_label) + Counter(held_out.selection.per_label)
+    counts.pop(-1, None)
+    alone = sum(count == 1 for count in counts.values())
+    more = sum(count > 1 and count * share < _HALF for count in counts.values())
+    said = []
+    if more:
+        real = len(held_out) / (len(train) + len(held_out))
+        said.append(
+            f"{more} of {len(counts)} classes have so few samples that one of each is more than the share to hold out: "
+            f"{real:.0%} of all samples are held out, and {share:.0%} were asked for"
+        )
+    if alone:
+        said.append(f"{alone} of {len(counts)} classes have a single sample, which is trained on and never scored")
+    return "; ".join(said)
 
 
 def roots_of(data: Dataset) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ from frostline.datasets.formats.base import (
 from frostline.datasets.formats.folders import MASK_FIELDS, ClassFolderFormat, is_sample
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
-    NO_CLASSES,
     OTHER_LABELS,
     URL_FIELDS,
     column_labels,
@@ -37,6 +36,7 @@ from frostline.datasets.formats.labels import (
     find_name,
     is_split,
     label_text,
+    refuse_labels,
     text_label,
 )
 from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
@@ -213,7 +213,7 @@ def _of_parquet(store: ObjectStore, entry: Entry) -> tuple[pa.Table, str | None]
         if kind is not None and pa.types.is_temporal(kind):
             label = kind = None  # which says when, and is metadata
         if kind is not None and not (is_label(kind) or is_list(kind) or pa.types.is_null(kind)):
-            raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
+            raise refuse_labels(entry.object, str(label), kind)
         wanted = [field.name for field in schema if is_scalar(field.type)]
         table = read_columns(source, parquet.metadata, entry.object, wanted)
         lists = list_columns(source, parquet.metadata, entry.object, nested_names(schema))
