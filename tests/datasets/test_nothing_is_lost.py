@@ -214,6 +214,39 @@ def test_images_that_cannot_be_told_apart_from_a_schema_get_a_sentence(store, fo
         len(write_rows(store, format, columns))
 
 
+@pytest.mark.parametrize("name", ["labels.csv", "list.csv"])
+@pytest.mark.parametrize(
+    ("kept", "written"),
+    [
+        ("images/e\u0301té.jpg", "été.jpg"),
+        ("images/été.jpg", "e\u0301te\u0301.jpg"),
+        ("images/e\u0301té.jpg", "images/été"),
+        ("images/summer.jpg", "images\\summer.jpg"),
+        ("images/e\u0301té.jpg", "images\\été.jpg"),
+    ],
+)
+def test_names_in_lists_are_found_as_a_mac_or_windows_writes_them(store, name, kept, written):
+    store.write(kept, IMAGE)
+    store.write("images/other.jpg", IMAGE)
+    store.write(name, f"file_name,label\n{written},summer\nother.jpg,winter\n".encode())
+    data = Dataset(store.url)
+    assert {
+        data.classes[label]: object for object, label in zip(data.samples.objects, data.samples.labels, strict=True)
+    } == {
+        "summer": kept,
+        "winter": "images/other.jpg",
+    }
+
+
+def test_of_two_names_that_look_alike_a_list_means_the_one_that_it_writes(store):
+    names = ["images/e\u0301.jpg", "images/\u00e9.jpg"]
+    for name in names:
+        store.write(name, IMAGE)
+    store.write("labels.csv", f"file_name,label\n{names[0]},a\n{names[1]},b\n".encode())
+    data = Dataset(store.url)
+    assert dict(zip(data.samples.objects, data.samples.labels.tolist(), strict=True)) == {names[0]: 0, names[1]: 1}
+
+
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
 def test_a_struct_called_label_is_metadata_of_which_a_field_may_be_named(store, format):
     labels = [{"name": name, "id": number} for number, name in enumerate("bab")] + [None]
