@@ -52,6 +52,7 @@ __all__ = (
     "refresh_locally",
     "require_one_part",
     "roots_of",
+    "split_in_two",
     "steps_left_of",
 )
 
@@ -367,12 +368,12 @@ class Dataset(ShownInNotebooks):
             return found
         if not 0 <= shares < 1:
             raise SettingError(f"the share to hold out lies from 0 to below 1, not {shares}")
-        train, held_out = self.split_in_two(shares, seed, by=by, balanced=balanced)
+        train, held_out = self._split_in_two(shares, seed, by=by, balanced=balanced)
         if by is None and balanced and (why := few_of_a_class(train, held_out, shares)):
             warnings.warn(why, stacklevel=2)
         return train, held_out
 
-    def split_in_two(
+    def _split_in_two(
         self, share: float, seed: int = 0, *, by: str | None = None, balanced: bool = True
     ) -> "tuple[Dataset, Dataset]":
         """See ``split``, by a share to hold out; nothing warns of small classes."""
@@ -570,6 +571,11 @@ def _one_by_one(found: TargetValues) -> list[Any]:
     if isinstance(found, dict):
         return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
     return list(found)
+
+
+def split_in_two(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """See ``Dataset.split``, by a share to hold out; nothing warns of small classes."""
+    return data._split_in_two(share, seed)  # noqa: SLF001 (of this module)
 
 
 def few_of_a_class(train: Dataset, held_out: Dataset, share: float) -> str:

@@ -21,7 +21,7 @@ from frostline.core import Cut
 from frostline.core.errors import FrostlineError, ModelError, SettingError, Unavailable
 from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWarning, SplitsChosen
 from frostline.datasets import Dataset
-from frostline.datasets.dataset import few_of_a_class
+from frostline.datasets.dataset import few_of_a_class, split_in_two
 from frostline.datasets.formats.labels import scoring_splits, training_split
 from frostline.jobs import Job
 from frostline.jobs.statistics import JobStatistics
@@ -261,7 +261,7 @@ def sides_of(settings: TrainSettings, setup: Setup) -> TrainValSplit:
                 _check_labels(settings, train, held_out)
                 return TrainValSplit(train=train, held_out=held_out, train_split=name, val_split=scored)
     _check_labels(settings, train)
-    train, held_out = train.split_in_two(settings.held_out_share, settings.job.seed)
+    train, held_out = split_in_two(train, settings.held_out_share, settings.job.seed)
     return TrainValSplit(train=train, held_out=held_out, train_split=name)
 
 
