@@ -14,7 +14,7 @@ from frostline.core.errors import EngineNotReady, FrostlineError, NodeUnreachabl
 from frostline.core.files import stamp_of
 from frostline.core.system import __version__
 from frostline.transport import Transport
-from frostline.wire.connection import ended_within
+from frostline.wire.connection import time_limit
 from frostline.wire.messages import PROTOCOLS, Health, common_protocol
 from frostline.wire.node_lists import NodeList, listed_nodes
 
@@ -112,7 +112,7 @@ def ask_protocol(node: str, probe: Transport) -> None:
     Raises:
         Refused: It speaks none of this side.
     """
-    with closing(probe), suppress(Unavailable), ended_within(PROBE_S, probe.break_off, node):
+    with closing(probe), suppress(Unavailable), time_limit(PROBE_S, probe.break_off, node):
         require_protocol(probe.health(), node)
 
 
@@ -304,7 +304,7 @@ class Membership:
         try:
             if self._is_closed:
                 raise NodeUnreachable("nobody asks any more")
-            with ended_within(PROBE_S, transport.break_off, node):
+            with time_limit(PROBE_S, transport.break_off, node):
                 health = transport.health()
         finally:
             self._probes.discard(transport)

@@ -26,7 +26,7 @@ from frostline.core.config import TlsFiles
 from frostline.core.errors import BadRequest, FrostlineError, SettingError
 from frostline.node import Node
 from frostline.node.tenants import TenantLimits
-from frostline.wire.connection import Connections, Exchange, Message, ended_within
+from frostline.wire.connection import Connections, Exchange, Message, time_limit
 from frostline.wire.messages import error_from_answer
 
 __all__ = (
@@ -100,7 +100,7 @@ class ControlLink:
     def _asked(self, body: bytes) -> tuple[int, bytes]:
         exchange = Exchange(self._connections, self._url)
         message = Message(method="POST", path="/v1/stages", body=body, headers=self._identity, may_repeat=True)
-        with ended_within(_DEADLINE_S, exchange.break_off, self._url):
+        with time_limit(_DEADLINE_S, exchange.break_off, self._url):
             status = exchange.send(message)
             answer = bytes(exchange.read(_MAX_ANSWER_BYTES))
         exchange.end()

@@ -58,7 +58,7 @@ from frostline.preprocess import Applied
 from frostline.stores.local import error_of_system
 from frostline.stores.open import open_store
 from frostline.stores.urls import normalise_url
-from frostline.wire.connection import Connections, Exchange, Message, address_of, ended_within
+from frostline.wire.connection import Connections, Exchange, Message, address_of, time_limit
 from frostline.wire.listings import MAX_KNOWN, ListingRequest, ManifestHead, event_from_line, failure_from_json
 from frostline.wire.messages import error_from_answer
 from frostline.wire.node_lists import NodeList, listed_nodes
@@ -341,7 +341,7 @@ class NodeListing:
             headers={} if token is None else {"Authorization": f"Bearer {token}"},
         )
         try:
-            with ended_within(head_s, exchange.break_off, url):
+            with time_limit(head_s, exchange.break_off, url):
                 _begin(exchange, message, url)
             return self._received(exchange, _head(exchange, known, observe))
         except BaseException:
@@ -448,7 +448,7 @@ def _ready_first(urls: Sequence[str]) -> Sequence[str]:
 def _is_ready(url: str) -> bool:
     exchange = Exchange(Connections(url, deadline_s=_READY_S, max_idle=0), url)
     try:
-        with ended_within(_READY_S, exchange.break_off, url):
+        with time_limit(_READY_S, exchange.break_off, url):
             return exchange.send(Message(method="GET", path="/v1/ready")) == _OK
     except Unavailable:
         return False

@@ -35,7 +35,7 @@ __all__ = (
     "Message",
     "Meter",
     "address_of",
-    "ended_within",
+    "time_limit",
 )
 
 
@@ -719,7 +719,7 @@ class Exchange:
 
 
 @contextmanager
-def ended_within(seconds: float, end: Callable[[], None], url: str) -> Iterator[None]:
+def time_limit(seconds: float, end: Callable[[], None], url: str) -> Iterator[None]:
     """An exchange that is given up where it takes longer, also where a byte comes now and then.
 
     Args:
