@@ -18,6 +18,8 @@ __all__ = (
     "BesideTraining",
     "Cancellation",
     "CountsNodes",
+    "ExpectsLayouts",
+    "Layout",
     "NodeUse",
     "OwnsBlocks",
     "ReadsBlocks",
@@ -110,7 +112,7 @@ class NodeUse:
         failures: requests that broke, or that it refused.
         unreadable: samples that it could not read, and another node could.
         damaged: answers that did not come as they were sent.
-        trouble: the reason why it is asked nothing for now; empty where it is asked.
+        trouble: the reason why it is asked nothing, or less, for now; empty where it is well.
     """
 
     url: str
@@ -219,6 +221,22 @@ class CountsNodes(Protocol):
 
     def uses(self) -> tuple[NodeUse, ...]:
         """What was asked of each node so far."""
+
+
+Layout = tuple[tuple[tuple[int, ...], str], ...]
+"""The shape of one sample and torch's name of the dtype of each tensor of an answer, masks left out."""
+
+
+@runtime_checkable
+class ExpectsLayouts(Protocol):
+    """A way to several nodes that leaves out one whose features have another shape or type than they should.
+
+    Attributes:
+        layouts: the tensors that answers have, by the digest of the prefix and the number of the cut; what is missing
+            is not checked.
+    """
+
+    layouts: dict[tuple[str, int], Layout]
 
 
 @runtime_checkable

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.client.balanced import BalancedTransport, LoadBalancer
+from frostline.client.balanced import BalancedTransport
 from frostline.client.http import HttpTransport
+from frostline.client.load_balancer import LoadBalancer
 from frostline.core import REFERENCE, FeatureBatch, Skipped
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import (
@@ -123,6 +124,21 @@ def test_does_not_send_a_request_to_another_node_where_the_first_one_is_to_be_as
     one, other = Scripted([refusal]), Scripted()
     with pytest.raises(type(refusal)):
         next(BalancedTransport([one, other], clock=lambda: 0.0).features(asked_for(1)))
+    assert other.asked == 0
+
+
+def test_a_node_whose_store_is_throttled_is_in_trouble_until_it_answers():
+    throttled = StoreThrottled("slow down", retry_after_s=1.0)
+    one, other = Scripted([throttled], [throttled], [throttled], [rows(7)]), Scripted()
+    spread = BalancedTransport([one, other], clock=lambda: 0.0, names=["one", "other"])
+    for failures in (1, 2, 3):
+        with pytest.raises(StoreThrottled):
+            next(spread.features(asked_for(7), first=("one",)))
+        assert spread.uses()[0].failures == failures
+        assert spread.uses()[0].trouble == ("slow down" if failures == 3 else "")
+    assert spread.out == {}
+    assert [len(batch) for batch in spread.features(asked_for(7), first=("one",))] == [1]
+    assert spread.uses()[0].trouble == ""
     assert other.asked == 0
 
 

@@ -1,6 +1,6 @@
 """A job keeps to what its control plane says, by counts, and goes on where there is none."""
 
-import socket
+import random
 import threading
 import time
 from contextlib import closing
@@ -23,6 +23,7 @@ from frostline.node.http.server import listen
 from frostline.prefetch import Tuner
 from frostline.tuning import Setting, rule_of
 from support.control_planes import Clock, control_plane
+from support.faulty import FaultyWay
 from support.nodes import make_images, preprocess, request, samples_of, served, until
 
 MADE = []
@@ -146,14 +147,14 @@ def test_a_job_goes_on_with_what_it_heard_where_the_control_plane_is_gone(tmp_pa
     assert len([record for record in caplog.records if "does not answer" in record.message]) == 1
 
 
-def test_a_control_plane_that_is_stopped_holds_no_job_up(tmp_path, caplog, monkeypatch):
+@pytest.mark.parametrize("mode", ["hang", "drips", "says heads only"])
+def test_a_control_plane_that_hangs_holds_no_job_up(tmp_path, caplog, monkeypatch, mode):
     monkeypatch.setattr("frostline.control.reporter._DEADLINE_S", 0.2)
     clock = Clock()
-    with control_plane(tmp_path, clock, bytes_per_s=1000.0) as (url, _):
-        only, _ = follower(url, "a", clock)
+    with control_plane(tmp_path, clock, bytes_per_s=1000.0) as (url, _), FaultyWay(url, random.Random(0)) as way:
+        only, _ = follower(way.url, "a", clock)
         only.report()
-    host, _, port = url.removeprefix("http://").partition(":")
-    with socket.create_server((host, int(port))):  # what a stopped process looks like: nobody takes what comes
+        way.switch_scope(mode)
         for _ in range(2):
             clock.now_s += 1
             began = time.monotonic()

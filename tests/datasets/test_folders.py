@@ -157,7 +157,6 @@ def parquet(labels, features=None, **columns):
     [
         (pa.array([0.5, 1.5]), ("'0.5'",)),
         (pa.array([[1, 0], [0, 1]]), ("'[1, 0]'",)),
-        (pa.array([{"a": 1}, {"a": 2}]), ("x.parquet", "'label'", "struct<")),
         (pa.array([-1, 1]), ("'-1'",)),
         (pa.array([Decimal("0.25"), Decimal("1.5")]), ("'0.25'",)),
         (pa.array([3, -7], pa.int8()), ("'-7'",)),

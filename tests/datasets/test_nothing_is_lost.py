@@ -10,6 +10,7 @@ import gzip
 import io
 import json
 import logging
+import re
 import tempfile
 import uuid
 from datetime import date, datetime, timedelta
@@ -205,13 +206,57 @@ def test_images_that_rows_of_parquet_share_are_read(store, nested):
         ({"data": [{"in": {"image": {"bytes": IMAGE, "path": ""}}}] * 4}, "another column, as 'data.in.image'"),
         ({"image": [IMAGE] * 4, "a.b": range(4), "a": [{"b": 1}] * 4}, "two columns called 'a.b'"),
         ({"image.bytes": [IMAGE] * 4, "image": [{"bytes": IMAGE}] * 4}, "two columns called 'image.bytes'"),
-        ({"image": [IMAGE] * 4, "label": [{"name": "a"}] * 4}, "column 'label' of the type struct"),
     ],
 )
 @pytest.mark.parametrize("format", ["parquet", "arrow"])
 def test_images_that_cannot_be_told_apart_from_a_schema_get_a_sentence(store, format, columns, sentence):
     with pytest.raises(DataError, match=sentence):
         len(write_rows(store, format, columns))
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "list.csv"])
+@pytest.mark.parametrize(
+    ("kept", "written"),
+    [
+        ("images/e\u0301té.jpg", "été.jpg"),
+        ("images/été.jpg", "e\u0301te\u0301.jpg"),
+        ("images/e\u0301té.jpg", "images/été"),
+        ("images/summer.jpg", "images\\summer.jpg"),
+        ("images/e\u0301té.jpg", "images\\été.jpg"),
+    ],
+)
+def test_names_in_lists_are_found_as_a_mac_or_windows_writes_them(store, name, kept, written):
+    store.write(kept, IMAGE)
+    store.write("images/other.jpg", IMAGE)
+    store.write(name, f"file_name,label\n{written},summer\nother.jpg,winter\n".encode())
+    data = Dataset(store.url)
+    assert {
+        data.classes[label]: object for object, label in zip(data.samples.objects, data.samples.labels, strict=True)
+    } == {
+        "summer": kept,
+        "winter": "images/other.jpg",
+    }
+
+
+def test_of_two_names_that_look_alike_a_list_means_the_one_that_it_writes(store):
+    names = ["images/e\u0301.jpg", "images/\u00e9.jpg"]
+    for name in names:
+        store.write(name, IMAGE)
+    store.write("labels.csv", f"file_name,label\n{names[0]},a\n{names[1]},b\n".encode())
+    data = Dataset(store.url)
+    assert dict(zip(data.samples.objects, data.samples.labels.tolist(), strict=True)) == {names[0]: 0, names[1]: 1}
+
+
+@pytest.mark.parametrize("format", ["parquet", "arrow"])
+def test_a_struct_called_label_is_metadata_of_which_a_field_may_be_named(store, format):
+    labels = [{"name": name, "id": number} for number, name in enumerate("bab")] + [None]
+    data = write_rows(store, format, {"image": [IMAGE] * 4, "label": labels})
+    assert data.samples.labels.tolist() == [-1] * 4
+    assert data.column("label.id").to_pylist() == [0, 1, 2, None]
+    with pytest.raises(DataError, match=re.escape("--label label.name (in Python label='label.name')")):
+        data.selection.require_classes(2, data.url)
+    named = fl.Dataset(data.url, label="label.name")
+    assert (named.classes, named.samples.labels.tolist()) == (("a", "b"), [1, 0, 1, -1])
 
 
 @pytest.mark.parametrize("image", [b"P5 1 1 255\n1", IMAGE])

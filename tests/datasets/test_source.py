@@ -9,6 +9,7 @@ Data sets of the Hugging Face hub: its client's cache is read in place, and no p
 
 import os
 import pickle
+import random
 import socket
 import sys
 import time
@@ -48,6 +49,7 @@ from frostline.datasets.source import check_manifest_file, missing_parts
 from frostline.preprocess import Applied
 from frostline.stores.open import open_store
 from frostline.wire.listings import ManifestHead
+from support.faulty import FaultyWay
 from support.formats import put_masked_pairs, put_parquet, put_ready, put_urls, put_webdataset
 from support.images import image_folder, tiny_preprocess
 from support.listing_nodes import DIGEST, answer_of, listing_node, manifest_bytes, stranger, table_of
@@ -237,6 +239,14 @@ def test_a_node_that_hangs_does_not_keep_others_from_listing(photos, node, tmp_p
         silent = f"http://127.0.0.1:{hanging.getsockname()[1]}"
         started = time.monotonic()
         assert len(fl.Dataset(photos, near=(silent, node.url), cache=tmp_path)) == 36
+        assert time.monotonic() - started < 20
+
+
+def test_a_node_that_is_ready_and_keeps_its_listing_back_does_not_keep_others_from_listing(photos, node, tmp_path):
+    with FaultyWay(node.url, random.Random(0)) as way:
+        way.switch_scope("keeps posts back")
+        started = time.monotonic()
+        assert len(fl.Dataset(photos, near=(way.url, node.url), cache=tmp_path)) == 36
         assert time.monotonic() - started < 20
 
 

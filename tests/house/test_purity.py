@@ -13,7 +13,6 @@ ACTING = {"PIL", "anyio", "asyncio", "http", "obstore", "random", "socket", "sub
 """Packages that do something, or say what changes by itself."""
 PARTS = {
     "cache.disk": "ScopeUsage idle_scopes stored_bytes",
-    "client.balanced": "LoadBalancer",
     "client.owners": "BlockOwners Blocks as_steps slack",
     "control.settings": "ControlSettings ControlTenant ControlledJob",
     "datasets.copy.layout": (
@@ -48,7 +47,7 @@ PARTS = {
     "ray.tasks": "row_ranges",
     "stores.protocols": "LinkBounds StoreLimits Waits",
     "stores.reads": "Range RangePiece RangePlan plan_ranges",
-    "training.run": "TrainValSplit few_of_a_class in_words is_test sides_of",
+    "training.run": "TrainValSplit in_words is_test sides_of",
     "training.what_if": "MeasuredSituation Question WhatIf WhatIfPlan answer relative_speed",
     "wire.codecs": "Codec offered_codecs offered_precisions",
     "wire.messages": (

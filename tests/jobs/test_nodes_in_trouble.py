@@ -2,18 +2,23 @@
 
 import random
 import time
+from contextlib import closing
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import frostline as fl
+from frostline.client.http import HttpTransport
 from frostline.core.config import IoSettings
 from frostline.core.errors import FrostlineError
 from frostline.core.events import BatchDelivered, NodeLost, SampleSkipped
 from frostline.io_service.handler import Upstream
 from frostline.io_service.start import start_io
-from support.faulty import ERRORS, REFUSALS, SickStore, faulty_nodes
+from frostline.wire.packing import unpack
+from support.faulty import ERRORS, HALF_HANGS, REFUSALS, SickStore, faulty_nodes
 from support.images import image_folder
 from support.many_nodes import epoch, job, same, some_nodes
 from support.nodes import until
@@ -24,7 +29,8 @@ PER_CLASS = 48
 # What is promised is 3 s; the rest is for a machine on which much else runs.
 STANDSTILL_S = 3.0 + 3.0
 
-WAYS = ("hang", "killed", "flip", *REFUSALS)
+SILENT = ("hang", *HALF_HANGS)
+WAYS = (*SILENT, "killed", "flip", *REFUSALS)
 SICKNESSES = ("hangs", "cannot read", "cannot read some")
 
 
@@ -78,13 +84,68 @@ def test_a_node_in_trouble_costs_at_most_seconds_and_no_sample(folder, undisturb
         assert use.unreadable > 0
     elif trouble == "flip":
         assert use.damaged == statistics.damaged > 0
-    elif trouble in ("hang", "hangs"):
+    elif trouble in ("hangs", *SILENT):
         assert [event.url for event in told if isinstance(event, NodeLost)] == [way.url]
     else:
         assert use.trouble or use.failures, statistics.nodes
 
 
-@pytest.mark.parametrize("trouble", ["hang", "hangs", "killed", "flip", "other roots", "cannot read"])
+def _changed(of_tensors):
+    """What makes another answer of one, by what it makes of the tensors."""
+    return lambda batch: replace(batch, tensors=tuple(of_tensors(list(batch.tensors))))
+
+
+WRONG = {
+    "narrower": _changed(lambda tensors: [tensor[:, :1] for tensor in tensors]),
+    "wider": _changed(lambda tensors: [np.repeat(tensor, 2, axis=1) for tensor in tensors]),
+    "flat": _changed(lambda tensors: [tensor.reshape(len(tensor), -1) for tensor in tensors]),
+    "of another type": _changed(lambda tensors: [tensor.astype(np.float64) for tensor in tensors]),
+    "more": _changed(lambda tensors: tensors * 2),
+    "none": _changed(lambda tensors: []),
+    "encoded": lambda batch: replace(batch, tensors=(), encoded=[b""] * len(batch)),
+    "in another order": lambda batch: replace(batch, ids=batch.ids[::-1].copy()),
+    "of one sample": lambda batch: replace(batch, ids=np.repeat(batch.ids[:1], len(batch))),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_node_whose_features_are_of_another_kind_is_left_out(folder, undisturbed, monkeypatch, kind):
+    asked, wrong = HttpTransport.features, []
+
+    def changed(answer):
+        with closing(answer):
+            yield from map(WRONG[kind], map(unpack, answer))
+
+    def features(self, request):
+        answer = asked(self, request)
+        return changed(answer) if self.url in wrong and len(request.samples) > 1 else answer
+
+    monkeypatch.setattr(HttpTransport, "features", features)
+    with (
+        faulty_nodes(fl.Dataset(folder).url, 2, random.Random(0), monkeypatch) as (way, nodes),
+        job(folder, nodes) as running,
+    ):
+        wrong.append(way.url)
+        assert same(epoch(running, 0), undisturbed)
+        trouble = {use.url: use.trouble for use in running.statistics().nodes}
+    assert "than were asked for" in trouble[way.url]
+    assert not any(trouble[url] for url in nodes[1:])
+
+
+@pytest.mark.parametrize("trouble", SILENT)
+def test_a_job_begins_though_a_node_is_in_trouble_from_the_start(folder, undisturbed, monkeypatch, trouble):
+    told = []
+    with faulty_nodes(fl.Dataset(folder).url, 3, random.Random(0), monkeypatch) as (way, nodes):
+        way.switch_scope(trouble)
+        started = time.monotonic()
+        with job(folder, nodes, observe=told.append) as running:
+            begun_s = time.monotonic() - started
+            assert same(epoch(running, 0), undisturbed)
+    assert begun_s < STANDSTILL_S + 2.0  # the frozen part is traced too
+    assert [event.url for event in told if isinstance(event, NodeLost)] == [way.url]
+
+
+@pytest.mark.parametrize("trouble", ["hangs", "keeps features back", "killed", "flip", "other roots", "cannot read"])
 def test_a_job_behind_an_io_service_whose_node_is_in_trouble_goes_on(folder, undisturbed, monkeypatch, trouble):
     with (
         faulty_nodes(fl.Dataset(folder).url, 3, random.Random(trouble), monkeypatch) as (way, nodes),

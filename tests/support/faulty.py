@@ -35,7 +35,15 @@ ERRORS = {
 }
 """Every error that a node may answer with, by its name, to whatever it is asked."""
 
+HALF_HANGS = ("drips", "says heads only", "keeps features back", "keeps posts back")
+"""A node that is there, and from which nothing comes that is of use.
+
+It sends a byte a second; the heads of its answers alone; no answer that takes more than one packet, as where the path
+lets none of full size through; or none to a POST.
+"""
+
 _ANSWERED = REFUSALS | ERRORS
+_PACKET = 1500
 
 _PIECE = 64 << 10
 # Heads of requests and answers, and the lines that say how long a piece of an answer is.
@@ -45,7 +53,7 @@ _FRAMING = re.compile(rb"\A(?:[A-Z]{3,7} /|HTTP/1).*?\r\n\r\n|(?:\A|\r\n)[0-9a-f
 class FaultyWay:
     """A way to a node that passes on what it is sent until it is told otherwise. A context manager.
 
-    ``mode`` is ``well``, ``hang``, ``killed``, ``flip`` or a key of ``REFUSALS`` or ``ERRORS``.
+    ``mode`` is ``well``, ``hang``, ``killed``, ``flip``, one of ``HALF_HANGS`` or a key of ``REFUSALS`` or ``ERRORS``.
     """
 
     def __init__(self, url, draw):
@@ -106,6 +114,8 @@ class FaultyWay:
                     self._refuse(other if is_answer else one)
                     break
                 self._wait_while_silent()
+                if self.mode in HALF_HANGS:
+                    data = self._passed(data, other, is_answer=is_answer)
                 other.sendall(self._flipped(data))
         _end(one)
         _end(other)
@@ -113,6 +123,23 @@ class FaultyWay:
     def _wait_while_silent(self):
         with self._changed:
             self._changed.wait_for(lambda: self.mode != "hang")
+
+    def _passed(self, data, other, *, is_answer):
+        """What is left of some bytes once the node behaves again, of which some may have been sent."""
+        mode = self.mode
+        held = {
+            "drips": len(data) if is_answer else 0,
+            "says heads only": len(data[data.find(b"\r\n\r\n") + 4 :]) if is_answer else 0,
+            "keeps features back": len(data) if is_answer and len(data) > _PACKET else 0,
+            "keeps posts back": len(data) if data.startswith(b"POST") else 0,
+        }[mode]
+        other.sendall(data[: len(data) - held])
+        data = data[len(data) - held :]
+        with self._changed:
+            while data and not self._changed.wait_for(lambda: self.mode != mode, 1.0 if mode == "drips" else None):
+                other.sendall(data[:1])
+                data = data[1:]
+        return data
 
     def _flipped(self, data):
         if self.mode != "flip" or len(data) < 200:

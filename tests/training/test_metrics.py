@@ -5,6 +5,7 @@ What a share to hold out makes of classes that are too small for it is said befo
 
 import math
 import uuid
+import warnings
 
 import numpy as np
 import pytest
@@ -12,10 +13,9 @@ import torch
 from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, root_mean_squared_error
 
 from frostline.datasets import Dataset
+from frostline.datasets.dataset import few_of_a_class, split_in_two
 from frostline.stores.open import open_store
 from frostline.training.metrics import make_metrics, metrics_of
-from frostline.training.run import TrainValSplit, few_of_a_class
-from frostline.training.settings import JobSettings, TrainSettings
 from frostline.wire.recipes import METRICS_OF
 
 
@@ -75,9 +75,12 @@ def test_classes_too_small_for_the_share_to_hold_out_are_said_at_the_start(count
         for number in range(count):
             store.write(f"{label:02}/{number}.jpg", b"x")
     data = Dataset(store.url)
-    settings = TrainSettings(job=JobSettings(data=store.url, model="m", until="features"), val_share=share)
-    train, held_out = data.split(share, 0)
-    said = few_of_a_class(settings, TrainValSplit(train=train, held_out=held_out))
+    said = few_of_a_class(*split_in_two(data, share, 0), share)
     assert all(word in said for word in words)
     assert bool(said) == bool(words)
-    assert few_of_a_class(settings, TrainValSplit(train=train, held_out=held_out, val_split="test")) == ""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        data.split(share)
+        data.split(share, balanced=False)
+    assert [str(warning.message) for warning in warned] == ([said] if words else [])
+    assert all(warning.filename == __file__ for warning in warned)

@@ -20,6 +20,8 @@ from frostline.core.errors import (
     Unavailable,
     UnknownPrefix,
 )
+from frostline.core.nouns import array_dtype
+from frostline.transport import Layout
 from frostline.wire.messages import FeatureRequest
 from frostline.wire.packing import unpack
 
@@ -34,7 +36,7 @@ class NodePool(Protocol):
     ) -> tuple[int, Iterator[FeatureBatch]]:
         """Ask the node whose turn it is, and that was not tried yet."""
 
-    def watch_wait(self, number: int) -> AbstractContextManager[None]:
+    def watch_wait(self, number: int, *, is_of_features: bool = False) -> AbstractContextManager[None]:
         """While a thread waits for that node."""
 
     def end_request(self, number: int, rows: int = 0, *, is_owned: bool = True) -> None:
@@ -54,6 +56,8 @@ class NodePool(Protocol):
 
 
 _OTHER_SAMPLES = "the node answered with other samples than were asked for; is it of the same version?"
+# Axes of a sample's mask, and their type.
+_MASK = (2, np.dtype(np.uint16))
 # What says nothing of the node: it is asked again once it has the prefix or the engine, or the store has recovered.
 _PASSED_ON = (EngineNotReady, StoreThrottled, UnknownPrefix)
 
@@ -65,12 +69,16 @@ class BalancedResponse:
         pool: the nodes.
         request: request to make.
         first: names of the nodes to ask before all others.
+        layout: the tensors that the answer has; None where nobody said it.
     """
 
-    def __init__(self, pool: NodePool, request: FeatureRequest, first: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, pool: NodePool, request: FeatureRequest, first: tuple[str, ...] = (), layout: Layout | None = None
+    ) -> None:
         self._pool = pool
         self._request = request
         self._first = first
+        self._layout = layout
         self._lock = threading.Lock()
         self._tried: set[int] = set()
         self._refusals: dict[int, FrostlineError] = {}
@@ -88,12 +96,14 @@ class BalancedResponse:
         while True:
             number, batches = self._asked()
             try:
-                with self._pool.watch_wait(number):
+                with self._pool.watch_wait(number, is_of_features=True):
                     batch = next(batches)
                 self._check(batch)
             except FrostlineError as error:
                 if self._is_passed_on(error):
                     self._end()
+                    if isinstance(error, StoreThrottled):
+                        self._pool.note_failure(number, error)
                     raise
                 self._leave(error)
             except BaseException:
@@ -131,6 +141,7 @@ class BalancedResponse:
             expected = expected[~np.isin(expected, [sample.id for sample in batch.skipped])]
         if not np.array_equal(expected, batch.ids):
             raise Refused(_OTHER_SAMPLES)
+        _check_layout(self._layout, batch)
 
     def _stretch(self, batch: FeatureBatch) -> npt.NDArray[np.int64]:
         """Ids of the next samples of the request, as many as a batch tells of."""
@@ -186,9 +197,11 @@ class BalancedResponse:
             try:
                 if is_closed:
                     return []
-                with self._pool.watch_wait(other):
+                with self._pool.watch_wait(other, is_of_features=True):
                     found = [unpack(part) if part.packed else part for part in answer]
                 _check_samples(request, found)
+                for part in found:
+                    _check_layout(self._layout, part)
             except (Unavailable, StoreUnavailable) as error:
                 found = []
                 self._pool.note_failure(other, error)
@@ -271,6 +284,20 @@ def _check_samples(request: FeatureRequest, found: Sequence[FeatureBatch]) -> No
     ids = [id for part in found for id in (*part.ids.tolist(), *(sample.id for sample in part.skipped))]
     if sorted(ids) != sorted(request.samples.ids.tolist()):
         raise FrostlineError(_OTHER_SAMPLES)
+
+
+def _check_layout(layout: Layout | None, batch: FeatureBatch) -> None:
+    """Make sure that an answer has the tensors of its cut; a mask may be there as well."""
+    if layout is None or not len(batch):
+        return
+    plain = [(tensor.shape[1:], tensor.dtype) for tensor in batch.tensors]
+    found = plain + [(packed.shape, packed.dtype) for packed in batch.packed]
+    expected = [(shape, array_dtype(kind)) for shape, kind in layout]
+    beside = [(len(shape), kind) for shape, kind in found[len(expected) :]]
+    if found[: len(expected)] != expected or beside not in ([], [_MASK]):
+        shown = ", ".join(f"{kind.name}{list(shape)}" for shape, kind in found[:4]) or "none"
+        wanted = ", ".join(f"{kind.name}{list(shape)}" for shape, kind in expected[:4])
+        raise Refused(f"the node answered with other features than were asked for: {shown} in place of {wanted}")
 
 
 def _merged(batch: FeatureBatch, found: list[FeatureBatch], asked: npt.NDArray[np.int64]) -> FeatureBatch:

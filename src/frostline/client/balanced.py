@@ -1,7 +1,4 @@
-"""The way to several nodes that serve the same data: who is asked next, who counts as lost, and how fast each is.
-
-The way to several nodes that serve the same data: a request goes to the owner of its samples while that answers.
-"""
+"""The way to several nodes that serve the same data: a request goes to the owner of its samples while that answers."""
 
 import math
 import threading
@@ -9,11 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from queue import Empty, SimpleQueue
+from statistics import median
 from typing import Any, TypeVar
 
 from frostline.client.answers import BalancedResponse
+from frostline.client.load_balancer import LoadBalancer
 from frostline.client.owners import BlockOwners, Blocks, OwnerTables, as_steps
 from frostline.core import REFERENCE, FeatureBatch
 from frostline.core.errors import (
@@ -21,237 +20,30 @@ from frostline.core.errors import (
     EngineNotReady,
     FrostlineError,
     Overloaded,
+    StoreThrottled,
     StoreUnavailable,
     Unavailable,
 )
 from frostline.profiles import Profile
-from frostline.transport import Cancellation, NodeUse, Transport, TransportStatistics
+from frostline.transport import Cancellation, Layout, NodeUse, Transport, TransportStatistics
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = (
     "PATIENCE_S",
     "BalancedTransport",
-    "LoadBalancer",
     "OwnersFirst",
 )
 
 
-# A node that failed so often in a row owns no blocks until it answers: a single broken connection moves none.
-_LOST_AFTER = 3
-# A node that refuses what others give is asked again after a minute, then two, up to an hour: blocks move each time.
-_REFUSED_S, _LONGEST_REFUSED_S = 60.0, 3600.0
-# A node that cannot read so many samples in a row that others can has lost its store, or a part of it.
-_MISREAD_MAX = 3
-# Rows that a node must have computed before its speed counts: fewer say more of chance than of the node.
-_MIN_ROWS = 1024
-
-
-@dataclass(slots=True)
-class _Place:
-    is_member: bool = True
-    in_flight: int = 0
-    timed: int = 0
-    begun: int = 0
-    away_until: float = 0.0
-    away_since: float = math.inf
-    failures: int = 0
-    rows: int = 0
-    busy_s: float = 0.0
-    busy_since: float = 0.0
-    refusals: int = 0
-    is_refusing: bool = False
-    misread_in_a_row: int = 0
-    samples: int = 0
-    failed: int = 0
-    retried: int = 0
-    misread: int = 0
-    damaged: int = 0
-    reason: str = ""
-
-    @property
-    def is_lost(self) -> bool:
-        return self.failures >= _LOST_AFTER
-
-    def busy_by(self, now: float) -> float:
-        return self.busy_s + (now - self.busy_since if self.timed else 0.0)
-
-
-class LoadBalancer:
-    """Decides which node takes the next request. Takes the time and reads no clock; not for several threads.
-
-    Args:
-        nodes: the number of nodes.
-    """
-
-    def __init__(self, nodes: int) -> None:
-        self._places = [_Place() for _ in range(nodes)]
-
-    @property
-    def members(self) -> list[int]:
-        """Those that are asked."""
-        return [node for node, place in enumerate(self._places) if place.is_member]
-
-    @property
-    def lost(self) -> list[int]:
-        """Members that failed several times in a row, and have not answered since."""
-        return [node for node in self.members if self._places[node].is_lost]
-
-    @property
-    def out(self) -> dict[int, str]:
-        """Members that are lost, or refuse what others give, and why."""
-        places = {node: self._places[node] for node in self.members}
-        return {node: place.reason for node, place in places.items() if place.is_lost or place.is_refusing}
-
-    def uses(self) -> list[tuple[int, _Place]]:
-        """What was asked of each that is or was asked."""
-        return [(node, place) for node, place in enumerate(self._places) if place.is_member or place.begun]
-
-    def add(self) -> None:
-        """One more node, with the number behind the last, which is asked once it joins."""
-        self._places.append(_Place(is_member=False))
-
-    def join(self, node: int) -> None:
-        """Ask that node from now on, as one that answers."""
-        place = self._places[node]
-        place.is_member, place.away_until, place.away_since, place.failures = True, 0.0, math.inf, 0
-        place.is_refusing, place.misread_in_a_row = False, 0
-
-    def leave(self, node: int) -> None:
-        """Ask it nothing more."""
-        self._places[node].is_member = False
-
-    def order(self, now: float, first: Sequence[int] = ()) -> list[int]:
-        """All nodes, the one to ask first in front: those that answer by how busy they are, then those away.
-
-        Args:
-            now: the time in seconds.
-            first: nodes that are asked before all others, in order, where they are not away.
-        """
-
-        def rank(node: int) -> tuple[float, int, int, int]:
-            place = self._places[node]
-            turn = first.index(node) if node in first else len(first)
-            return max(0.0, place.away_until - now), turn, place.in_flight, place.begun
-
-        return sorted(self.members, key=rank)
-
-    def reachable_nodes(self, now: float) -> list[int]:
-        """Those that are not known to be away, in the same order."""
-        return [node for node in self.order(now) if self._places[node].away_until <= now]
-
-    def refusing_nodes(self, now: float) -> list[int]:
-        """Those that answer, and are away since they refused what another one gave, in the same order."""
-        places = self._places
-        return [node for node in self.order(now) if places[node].is_refusing and not places[node].is_lost]
-
-    def may_come_back(self, now: float, patience_s: float) -> list[int]:
-        """Those that are away, and have been for so short a time that they may only be starting again.
-
-        So are those that refuse: what came garbled on the way looks like a refusal, and not for long.
-        """
-        places = {node: self._places[node] for node in self.members}
-        return [
-            node for node, place in places.items() if place.away_until > now and now - place.away_since < patience_s
-        ]
-
-    def begin_request(self, node: int, now: float = 0.0, *, is_timed: bool = True, is_retry: bool = False) -> None:
-        """A request went to it.
-
-        Args:
-            node: the number.
-            now: the time in seconds.
-            is_timed: the request says how fast the node is. One by which a job measures something does not.
-            is_retry: another node had failed it.
-        """
-        place = self._places[node]
-        if is_timed and not place.timed:
-            place.busy_since = now
-        place.timed += is_timed
-        place.in_flight += 1
-        place.begun += 1
-        place.retried += is_retry
-
-    def end_request(self, node: int, now: float = 0.0, *, rows: int = 0, is_timed: bool = True) -> None:
-        """The request is over, whatever became of it, and brought so many rows."""
-        place = self._places[node]
-        if is_timed:
-            place.busy_s = place.busy_by(now)
-            place.busy_since = now
-            place.timed -= 1
-            place.rows += rows
-        place.in_flight -= 1
-        place.samples += rows
-        # What a lost node had brought before it fell silent is no sign that it is back.
-        if rows and math.isfinite(place.away_until):
-            place.failures, place.away_since = 0, math.inf
-            place.is_refusing = place.is_refusing and place.away_until > now  # its time goes on
-
-    def note_failure(
-        self, node: int, now: float, *, away_s: float, is_full: bool = False, reason: str = "", is_damaged: bool = False
-    ) -> None:
-        """It did not answer, or asked not to be asked for so long, being full.
-
-        Args:
-            node: the number.
-            now: the time in seconds.
-            away_s: the time that others are asked before it.
-            is_full: True if it answered, and says when to come back.
-            reason: the reason why, in a sentence.
-            is_damaged: the answer did not come as it was sent.
-        """
-        place = self._places[node]
-        place.away_until, place.away_since = max(place.away_until, now + away_s), min(place.away_since, now)
-        place.failed += 1
-        place.damaged += is_damaged
-        if not is_full:
-            place.reason = place.reason if place.is_lost else reason
-            place.failures += 1
-
-    def lose(self, node: int, reason: str, now: float = 0.0) -> None:
-        """It is silent, or in trouble: nothing is asked of it until it joins again, but where nobody else is left."""
-        place = self._places[node]
-        place.reason, place.away_since = reason, min(place.away_since, now)
-        place.away_until, place.failures = math.inf, max(place.failures, _LOST_AFTER)
-
-    def note_refusal(self, node: int, now: float, reason: str) -> None:
-        """It refuses what another one gave: others are asked before it for a while, and own its blocks."""
-        place = self._places[node]
-        wait_s = min(_REFUSED_S * 2.0 ** min(place.refusals, 16), _LONGEST_REFUSED_S)
-        place.reason = reason
-        place.away_until, place.is_refusing = max(place.away_until, now + wait_s), True
-        place.away_since = min(place.away_since, now)
-        place.refusals += 1
-        place.failed += 1
-
-    def note_read_failure(self, node: int, now: float, samples: int, reason: str, *, read_others: bool) -> None:
-        """It could not read samples that another one gave; several in a row, and it is asked nothing for a while."""
-        place = self._places[node]
-        place.misread += samples
-        place.misread_in_a_row = samples + (0 if read_others else place.misread_in_a_row)
-        if place.misread_in_a_row >= _MISREAD_MAX and not read_others:
-            place.misread_in_a_row = 0
-            self.note_refusal(node, now, reason)
-
-    def samples_per_s(self, now: float) -> dict[int, float]:
-        """How fast each node was while it was asked for something by a timed request, 0 where too little is known.
-
-        Of the members that count as lost, or refuse what others give, none is named, unless all do.
-        """
-        nodes = [node for node in self.members if not self._is_out(self._places[node], now)] or self.members
-        return {node: self._rate(self._places[node], now) for node in nodes}
-
-    def _is_out(self, place: _Place, now: float) -> bool:
-        return place.is_lost or (place.is_refusing and place.away_until > now)
-
-    def _rate(self, place: _Place, now: float) -> float:
-        busy_s = place.busy_by(now)
-        return place.rows / busy_s if place.rows >= _MIN_ROWS and busy_s > 0 else 0.0
-
-
+# A wait is that of a stuck node where it is longer than this, and than so many times the median of the last ones: the
+# first are longer, since a node makes the network ready in them.
+_STUCK_S, _STUCK_TIMES, _LAST_WAITS = 1.8, 6.0, 256
 # A node that is away is tried again after so long: soon enough for one that restarts, rare enough for one that is gone.
 _AWAY_S = 2.0
 # A job begins when one node has its network; the others, which have it soon after, own blocks from the start.
 _GRACE_S = 1.0
+# What one node can say is asked of another too where that one takes so long: it may never say it.
+_BESIDE_S = 2.0
 _AT_ONCE = 32
 PATIENCE_S = 30.0
 """What no node can read is left out of a job for good: one that starts again gets so long to say whether it can."""
@@ -281,6 +73,9 @@ class BalancedTransport:
             caller's thread.
         names: names of the nodes, such as their URLs; their places by default.
         patience_s: seconds for which a node that went away may still be the one that reads what others cannot.
+
+    Attributes:
+        layouts: the tensors that answers have, as of ``ExpectsLayouts``.
     """
 
     def __init__(
@@ -302,9 +97,11 @@ class BalancedTransport:
         self._tables = OwnerTables()
         self._speeds: dict[str, float] = {}
         self._prefixes: dict[str, bytes] = {}
+        self.layouts: dict[tuple[str, int], Layout] = {}
         self._lacking: set[tuple[int, str]] = set()
         self._sending: set[tuple[int, str]] = set()
-        self._waits: dict[object, tuple[int, float]] = {}
+        self._waits: dict[object, tuple[int, float, bool]] = {}
+        self._last_waits = deque[float](maxlen=_LAST_WAITS)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -329,7 +126,7 @@ class BalancedTransport:
     def uses(self) -> tuple[NodeUse, ...]:
         """What was asked of each node so far, and what came of it."""
         with self._lock:
-            out = self._turns.out
+            trouble = self._turns.in_trouble
             return tuple(
                 NodeUse(
                     url=self._names[number],
@@ -339,28 +136,39 @@ class BalancedTransport:
                     failures=place.failed,
                     unreadable=place.misread,
                     damaged=place.damaged,
-                    trouble=out.get(number, "") if place.is_member else "it takes part no more",
+                    trouble=trouble.get(number, "") if place.is_member else "it takes part no more",
                 )
                 for number, place in self._turns.uses()
             )
 
-    def silent_nodes(self, longer_than_s: float) -> tuple[str, ...]:
-        """Names of the members for which a thread has waited for longer than that since they said anything."""
+    def silent_nodes(self, longer_than_s: float | None) -> tuple[str, ...]:
+        """Names of the members for which a thread has waited for longer than that since they said anything.
+
+        Args:
+            longer_than_s: seconds; None for a wait for features that is far longer than the last ones were.
+        """
+        is_of_features, last = longer_than_s is None, tuple(self._last_waits)
+        if longer_than_s is None:
+            longer_than_s = max(_STUCK_S, _STUCK_TIMES * median(last)) if last else math.inf
         since = self._clock() - longer_than_s
-        numbers = {number for number, began in tuple(self._waits.values()) if began < since}
+        waits = tuple(self._waits.values())
+        numbers = {number for number, began, of_features in waits if began < since and of_features >= is_of_features}
         with self._lock:
             return tuple(self._names[number] for number in sorted(numbers.intersection(self._turns.members)))
 
-    def lose(self, name: str, error: FrostlineError) -> None:
+    def lose(self, name: str, error: FrostlineError, again_s: float | None = None) -> None:
         """Ask a node nothing more until it joins again, and free whoever waits for it; another takes over.
 
-        One that answers, and refuses what the others took, is asked again after a while.
+        One that answers, and refuses what the others took, is asked again after a while; so is one that keeps its
+        answers back, after ``again_s`` seconds, and twice as many the next time.
         """
         with self._lock:
             number = self._names.index(name)
-            if isinstance(error, Unavailable):
+            if again_s is not None:
+                self._turns.note_refusal(number, self._clock(), str(error), again_s)
+            elif isinstance(error, Unavailable):
                 self._turns.lose(number, str(error), self._clock())
-        if not isinstance(error, Unavailable):
+        if again_s is None and not isinstance(error, Unavailable):
             self.note_failure(number, error)
         self._nodes[number].break_off()
 
@@ -417,7 +225,7 @@ class BalancedTransport:
 
     def health(self) -> Health:
         """See ``Transport``; of the first node that answers."""
-        return self._first(lambda _, node: node.health(), Cancellation())
+        return self._first(lambda _, node, __: node.health(), Cancellation())
 
     def put_prefix(self, digest: str, artifact: bytes) -> None:
         """See ``Transport``; to all nodes at once. It is enough that one has it: the others take part once they do."""
@@ -443,14 +251,11 @@ class BalancedTransport:
         """
         cancellation, engine = cancellation or Cancellation(), wanted.features.engine
 
-        def measured(_: int, node: Transport) -> Profile:
-            return node.profile(wanted, cancellation)
-
         if engine == REFERENCE:
-            return self._first(measured, cancellation)
+            return self._first(lambda _, node, others: node.profile(wanted, others), cancellation)
         with self._lock:
             numbers = self._able(self._turns.order(self._clock()), engine)
-        found = self._every(measured, numbers, engine, cancellation)
+        found = self._every(lambda _, node: node.profile(wanted, cancellation), numbers, engine, cancellation)
         if not found:
             with self._lock:
                 self._able(numbers, engine)
@@ -463,7 +268,8 @@ class BalancedTransport:
             request: request to make.
             first: names of the nodes to ask before all others.
         """
-        return BalancedResponse(self, request, first)
+        layout = None if request.prefix is None else self.layouts.get((request.prefix, request.cut))
+        return BalancedResponse(self, request, first, layout)
 
     def node_statistics(self) -> dict[str, Any]:
         """See ``Transport``; totals are those of all nodes that answer together."""
@@ -520,18 +326,22 @@ class BalancedTransport:
             self._turns.end_request(number, self._clock(), rows=rows, is_timed=is_owned)
 
     @contextmanager
-    def watch_wait(self, number: int) -> Iterator[None]:
+    def watch_wait(self, number: int, *, is_of_features: bool = False) -> Iterator[None]:
         """While a thread waits for that node: it counts as silent where that lasts."""
-        mark = object()
-        self._waits[mark] = number, self._clock()
+        mark, began = object(), self._clock()
+        self._waits[mark] = number, began, is_of_features
         try:
             yield
         finally:
             del self._waits[mark]
+        if is_of_features:
+            self._last_waits.append(self._clock() - began)
 
     def note_failure(self, number: int, error: FrostlineError) -> None:
         """That node, or its store, did not answer; or it refused what another one gave, and is left out for a while."""
         away_s = error.retry_after_s if isinstance(error, Overloaded) else _AWAY_S
+        if isinstance(error, StoreThrottled):
+            away_s = 0.0  # the store wants fewer requests, whoever makes them: its blocks stay with the node
         with self._lock:
             if not isinstance(error, Unavailable | StoreUnavailable):
                 self._turns.note_refusal(number, self._clock(), f"it refuses what other nodes give: {error}")
@@ -616,25 +426,45 @@ class BalancedTransport:
                 self.note_failure(number, error)
         raise _telling(list(errors.values()))
 
-    def _first(self, call: Callable[[int, Transport], T], cancellation: Cancellation) -> T:
-        """What the first node says that answers, one asked after another."""
+    def _first(self, call: Callable[[int, Transport, Cancellation], T], cancellation: Cancellation) -> T:
+        """What the first node says that answers; the next is asked where one fails, and beside one that lets wait."""
         errors: dict[int, FrostlineError] = {}
         last: list[FrostlineError] = []
         with self._lock:
             numbers = self._turns.order(self._clock())
-        for number in numbers:
-            outcome = self._outcome(number, call)
-            if not isinstance(outcome, FrostlineError):
-                for refusing, error in errors.items():
-                    self.note_failure(refusing, error)
-                return outcome
-            _check(cancellation)
-            if isinstance(outcome, Unavailable):
-                self.note_failure(number, outcome)
-            else:
-                errors[number] = outcome
-            last = [outcome]
+        others = Cancellation()
+        with cancellation.ends(others.cancel):
+            try:
+                for number, outcome in self._by_turns(lambda number, node: call(number, node, others), numbers):
+                    if not isinstance(outcome, FrostlineError):
+                        for refusing, error in errors.items():
+                            self.note_failure(refusing, error)
+                        return outcome
+                    others.check()
+                    if isinstance(outcome, Unavailable):
+                        self.note_failure(number, outcome)
+                    else:
+                        errors[number] = outcome
+                    last = [outcome]
+            finally:
+                others.cancel()
         raise _telling([*errors.values(), *last])
+
+    def _by_turns(
+        self, call: Callable[[int, Transport], T], numbers: Sequence[int]
+    ) -> Iterator[tuple[int, T | FrostlineError]]:
+        """What these nodes say, as it comes; each is asked once the one before has said something, or lets wait."""
+        told, left, pending = SimpleQueue[tuple[int, T | FrostlineError | BaseException]](), deque(numbers), 0
+        while left or pending:
+            if left:
+                self._ask_in_threads(call, deque([left.popleft()]), told)
+                pending += 1
+            try:
+                number, outcome = told.get(timeout=_BESIDE_S if left else None)
+            except Empty:
+                continue
+            pending -= 1
+            yield number, _outcome_or_raise(outcome)
 
     def _outcome(self, number: int, call: Callable[[int, Transport], T]) -> T | FrostlineError:
         with self.watch_wait(number):
@@ -650,7 +480,26 @@ class BalancedTransport:
         grace_s: float,
     ) -> Iterator[tuple[int, T | FrostlineError]]:
         """What these nodes say, as it comes; what comes later than a while after the first success is left."""
-        left, told = deque(numbers), SimpleQueue[tuple[int, T | FrostlineError | BaseException]]()
+        told = SimpleQueue[tuple[int, T | FrostlineError | BaseException]]()
+        self._ask_in_threads(call, deque(numbers), told)
+        until = math.inf
+        for _ in numbers:
+            try:
+                number, said = told.get(timeout=_seconds_until(until, self._clock()))
+            except Empty:
+                return
+            outcome = _outcome_or_raise(said)
+            if not isinstance(outcome, FrostlineError):
+                until = min(until, self._clock() + grace_s)
+            yield number, outcome
+
+    def _ask_in_threads(
+        self,
+        call: Callable[[int, Transport], T],
+        left: "deque[int]",
+        told: "SimpleQueue[tuple[int, T | FrostlineError | BaseException]]",
+    ) -> None:
+        """Ask some nodes at once, of which each is told of as it answers."""
 
         def ask() -> None:
             while left:
@@ -664,19 +513,15 @@ class BalancedTransport:
                     told.put((number, error))
 
         # A daemon: a node that hangs keeps its thread until somebody breaks that off.
-        for _ in range(min(len(numbers), _AT_ONCE)):
+        for _ in range(min(len(left), _AT_ONCE)):
             threading.Thread(target=ask, name="frostline-nodes", daemon=True).start()
-        until = math.inf
-        for _ in numbers:
-            try:
-                number, outcome = told.get(timeout=_seconds_until(until, self._clock()))
-            except Empty:
-                return
-            if isinstance(outcome, BaseException) and not isinstance(outcome, FrostlineError):
-                raise outcome
-            if not isinstance(outcome, FrostlineError):
-                until = min(until, self._clock() + grace_s)
-            yield number, outcome
+
+
+def _outcome_or_raise(said: T | FrostlineError | BaseException) -> T | FrostlineError:
+    """What a node said; what is no word of a node's is raised here."""
+    if isinstance(said, BaseException) and not isinstance(said, FrostlineError):
+        raise said
+    return said
 
 
 def _seconds_until(until: float, now: float) -> float | None:

@@ -14,6 +14,7 @@ from frostline.core.errors import EngineNotReady, FrostlineError, NodeUnreachabl
 from frostline.core.files import stamp_of
 from frostline.core.system import __version__
 from frostline.transport import Transport
+from frostline.wire.connection import time_limit
 from frostline.wire.messages import PROTOCOLS, Health, common_protocol
 from frostline.wire.node_lists import NodeList, listed_nodes
 
@@ -38,7 +39,12 @@ _PROBES = 16
 _TEND_EVERY_S = 0.25
 _SILENT_S = 0.6
 PROBE_S = 1.5
-"""Longest silence of a node that is asked whether it is there."""
+"""Seconds in which a node that is asked whether it is there must have said so, however slowly."""
+# A node that says so this often in a row, while a thread waits for its features, keeps them back: a clock that jumped,
+# since this process was stopped itself, is no such silence.
+_STUCK_LOOKS = 4
+# It may only make a new network ready: it is asked again soon, then less often.
+_STUCK_AGAIN_S = 4.0
 # A lost node is asked this often whether it is back.
 _LOST_EVERY_S = 1.0
 # A job begins once one of its nodes is ready, and the others had so long.
@@ -106,7 +112,7 @@ def ask_protocol(node: str, probe: Transport) -> None:
     Raises:
         Refused: It speaks none of this side.
     """
-    with closing(probe), suppress(Unavailable):
+    with closing(probe), suppress(Unavailable), time_limit(PROBE_S, probe.break_off, node):
         require_protocol(probe.health(), node)
 
 
@@ -145,6 +151,7 @@ class Membership:
         self._pool = ThreadPoolExecutor(_PROBES, "frostline-probe")
         self._joining: dict[str, Future[None]] = {}
         self._tried_at: dict[str, float] = {}
+        self._stuck: dict[str, int] = {}
         self._probes: set[Transport] = set()
         self._is_closed = False
 
@@ -202,6 +209,7 @@ class Membership:
     def tend(self) -> None:
         """Lose members that fall silent, ask those again that are lost, and tell who is lost and who is back."""
         silent = self._transport.silent_nodes(_SILENT_S)
+        self._stuck = {node: looks for node, looks in self._stuck.items() if node in silent}
         if silent:
             self._probe_silent(silent)
         now = time.monotonic()
@@ -234,6 +242,15 @@ class Membership:
         for node in silent:
             if (error := answers[node]) is not None:
                 self._transport.lose(node, error)
+            elif others:
+                self._doubt(node)
+
+    def _doubt(self, node: str) -> None:
+        """Leave a node out that says that it is there, and lets somebody wait far longer than nodes did of late."""
+        self._stuck[node] = self._stuck.get(node, 0) + 1
+        if self._stuck[node] >= _STUCK_LOOKS and node in self._transport.silent_nodes(None):
+            del self._stuck[node]
+            self._transport.lose(node, _STUCK, _STUCK_AGAIN_S)
 
     def _tell(self) -> None:
         """Say what has changed since it was said last."""
@@ -287,7 +304,8 @@ class Membership:
         try:
             if self._is_closed:
                 raise NodeUnreachable("nobody asks any more")
-            health = transport.health()
+            with time_limit(PROBE_S, transport.break_off, node):
+                health = transport.health()
         finally:
             self._probes.discard(transport)
             transport.close()
@@ -366,6 +384,7 @@ def connect_balanced(
         membership.close()
 
 
+_STUCK = NodeUnreachable("it says that it is there, and does not answer what it is asked")
 _SLOW = NodeUnreachable("it was not there when the job began")
 
 

@@ -26,7 +26,7 @@ from frostline.core.config import TlsFiles
 from frostline.core.errors import BadRequest, FrostlineError, SettingError
 from frostline.node import Node
 from frostline.node.tenants import TenantLimits
-from frostline.wire.connection import Connections, Exchange, Message
+from frostline.wire.connection import Connections, Exchange, Message, time_limit
 from frostline.wire.messages import error_from_answer
 
 __all__ = (
@@ -41,7 +41,7 @@ __all__ = (
 )
 
 
-# Longest silence of a control plane before a report counts as lost; a job's first request waits no longer for it.
+# Seconds until a report counts as lost that was not answered; a job's first request waits no longer for it.
 _DEADLINE_S = 1.0
 _OK = 200
 _MAX_ANSWER_BYTES = 64 << 10
@@ -100,8 +100,9 @@ class ControlLink:
     def _asked(self, body: bytes) -> tuple[int, bytes]:
         exchange = Exchange(self._connections, self._url)
         message = Message(method="POST", path="/v1/stages", body=body, headers=self._identity, may_repeat=True)
-        status = exchange.send(message)
-        answer = bytes(exchange.read(_MAX_ANSWER_BYTES))
+        with time_limit(_DEADLINE_S, exchange.break_off, self._url):
+            status = exchange.send(message)
+            answer = bytes(exchange.read(_MAX_ANSWER_BYTES))
         exchange.end()
         return status, answer
 

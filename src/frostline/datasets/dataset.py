@@ -1,6 +1,8 @@
 """The public data set: labelled samples at a URL, listed when they are first needed."""
 
 import os
+import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, cast, overload
@@ -47,14 +49,17 @@ __all__ = (
     "DatasetLike",
     "DatasetStatistics",
     "dataset_from",
+    "few_of_a_class",
     "reader_of",
     "refresh_locally",
     "require_one_part",
     "roots_of",
+    "split_in_two",
     "steps_left_of",
 )
 
 _MAX_PARTS = 255
+_HALF = 0.5
 _SHOWN_CLASSES = 20
 _READ_TOGETHER = 32
 _SIDE = 224
@@ -112,7 +117,7 @@ class Dataset(ShownInNotebooks):
         self,
         url: str | Path,
         *,
-        cache: Path | None = None,
+        cache: Path | str | None = None,
         beside: bool = False,
         format: str | None = None,
         column: str | Mapping[str, str] | None = None,
@@ -140,7 +145,9 @@ class Dataset(ShownInNotebooks):
             "near": ManifestSource.nodes(near),
             "token": token,
         }
-        self.source = ManifestSource(url=self._url, **{**self._asked, "cache": cache or cache_folder()})
+        self.source = ManifestSource(
+            url=self._url, **{**self._asked, "cache": cache_folder() if cache is None else Path(cache)}
+        )
         self._asked |= {"targets": targets, "label": label}
         self.transform = transform
         self._reader: SequentialReader | None = None
@@ -415,7 +422,8 @@ class Dataset(ShownInNotebooks):
             balanced: divide each class by the shares; False divides the samples whatever their class.
 
         Returns:
-            The part to train on and the part held out, or the parts by their names.
+            The part to train on and the part held out, or the parts by their names. Python warns where classes are too
+            small to be divided by the share to hold out.
 
         Raises:
             SettingError: the shares or the seed make no sense, or there is no such column.
@@ -430,7 +438,16 @@ class Dataset(ShownInNotebooks):
             return found
         if not 0 <= shares < 1:
             raise SettingError(f"the share to hold out lies from 0 to below 1, not {shares}")
-        parts = self.selection.divide([1 - shares, shares], seed, by=by, balanced=balanced)
+        train, held_out = self._split_in_two(shares, seed, by=by, balanced=balanced)
+        if by is None and balanced and (why := few_of_a_class(train, held_out, shares)):
+            warnings.warn(why, stacklevel=2)
+        return train, held_out
+
+    def _split_in_two(
+        self, share: float, seed: int = 0, *, by: str | None = None, balanced: bool = True
+    ) -> "tuple[Dataset, Dataset]":
+        """See ``split``, by a share to hold out; nothing warns of small classes."""
+        parts = self.selection.divide([1 - share, share], seed, by=by, balanced=balanced)
         return self._part_number(parts, 0), self._part_number(parts, 1)
 
     def train_test_split(self, test_size: float = 0.25, *, seed: int = 0) -> "dict[str, Dataset]":
@@ -690,6 +707,37 @@ def dataset_from(data: DatasetLike) -> Dataset:
             return first.concatenate(*others)
     check_type("data", data, Dataset)
     return cast(Dataset, data)
+
+
+def split_in_two(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """See ``Dataset.split``, by a share to hold out; nothing warns of small classes."""
+    return data._split_in_two(share, seed)  # noqa: SLF001 (of this module)
+
+
+def few_of_a_class(train: Dataset, held_out: Dataset, share: float) -> str:
+    """What becomes of classes that are too small to be divided by the share to hold out; empty where none is.
+
+    Args:
+        train: the part to train on.
+        held_out: the part held out.
+        share: the share that was asked for.
+    """
+    if not len(held_out) or train.target_columns is not None:
+        return ""
+    counts = Counter(train.selection.per_label) + Counter(held_out.selection.per_label)
+    counts.pop(-1, None)
+    alone = sum(count == 1 for count in counts.values())
+    more = sum(count > 1 and count * share < _HALF for count in counts.values())
+    said = []
+    if more:
+        real = len(held_out) / (len(train) + len(held_out))
+        said.append(
+            f"{more} of {len(counts)} classes have so few samples that one of each is more than the share to hold out: "
+            f"{real:.0%} of all samples are held out, and {share:.0%} were asked for"
+        )
+    if alone:
+        said.append(f"{alone} of {len(counts)} classes have a single sample, which is trained on and never scored")
+    return "; ".join(said)
 
 
 def roots_of(data: Dataset) -> tuple[str, ...]:

@@ -494,10 +494,12 @@ class Selection:
         """
         present = [self.whole.classes[label] for label, count in self.per_label.items() if count and label >= 0]
         if at_least and not present:
+            fields = [name for name in self.whole.columns.table.column_names if name.rpartition(".")[0] in LABEL_FIELDS]
+            other = next(iter(fields), "category")
             raise DataError(
                 f"not one of the {len(self.manifest.samples)} samples of {url} has a label: class folders such "
                 f"as cats/1.jpg say them, or a column {' or '.join(LABEL_FIELDS)} of a list or table, and there they "
-                "are empty or missing; name another column, such as --label category (in Python label='category')"
+                f"are empty or missing; name another column, such as --label {other} (in Python label={other!r})"
             )
         if len(present) < at_least:
             names = ", ".join(repr(name) for name in present)

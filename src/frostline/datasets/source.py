@@ -58,7 +58,7 @@ from frostline.preprocess import Applied
 from frostline.stores.local import error_of_system
 from frostline.stores.open import open_store
 from frostline.stores.urls import normalise_url
-from frostline.wire.connection import Connections, Exchange, Message, address_of
+from frostline.wire.connection import Connections, Exchange, Message, address_of, time_limit
 from frostline.wire.listings import MAX_KNOWN, ListingRequest, ManifestHead, event_from_line, failure_from_json
 from frostline.wire.messages import error_from_answer
 from frostline.wire.node_lists import NodeList, listed_nodes
@@ -303,19 +303,21 @@ class NodeListing:
             OutOfSpace: the disk is full.
         """
         failures: list[FrostlineError] = []
-        for url in _ready_first(listed_nodes(self.nodes)):
+        urls = _ready_first(listed_nodes(self.nodes))
+        # One that keeps its answer back is waited for where no other lists.
+        for url, head_s in [*((url, _HEAD_S) for url in urls[:-1]), *((url, _SILENCE_S) for url in reversed(urls))]:
             try:
-                return self._from(url, observe)
+                return self._from(url, observe, head_s)
             except _ITS_OWN as error:
                 failures.append(error)
         # Of several, one that answered says more than one that is away.
         raise next((error for error in failures if not isinstance(error, NodeUnreachable)), failures[0])
 
-    def _from(self, url: str, observe: Observer) -> Manifest:
+    def _from(self, url: str, observe: Observer, head_s: float) -> Manifest:
         waited_s = 0.0
         while True:
             try:
-                return self._asked(url, observe)
+                return self._asked(url, observe, head_s)
             except Overloaded as error:
                 if waited_s >= _BUSY_S:
                     raise
@@ -323,7 +325,7 @@ class NodeListing:
                 self.sleep(error.retry_after_s)
                 waited_s += error.retry_after_s
 
-    def _asked(self, url: str, observe: Observer) -> Manifest:
+    def _asked(self, url: str, observe: Observer, head_s: float) -> Manifest:
         settings = LoaderSettings()
         token = self.token or settings.token
         connections = Connections(url, deadline_s=min(settings.deadline_s, _SILENCE_S), max_idle=0)
@@ -339,7 +341,8 @@ class NodeListing:
             headers={} if token is None else {"Authorization": f"Bearer {token}"},
         )
         try:
-            _begin(exchange, message, url)
+            with time_limit(head_s, exchange.break_off, url):
+                _begin(exchange, message, url)
             return self._received(exchange, _head(exchange, known, observe))
         except BaseException:
             exchange.break_off()
@@ -426,8 +429,8 @@ class NodeListing:
 
 # What may be wrong with one node alone: its roots, its mount, its credentials, its store, the way to it.
 _ITS_OWN = (DataNotFound, EmptyDataset, Refused, StoreError, Unavailable)
-# Longest silence of a node that is asked whether it is ready, before others are asked to list.
-_READY_S = 1.5
+# Seconds of a node that is asked whether it is ready, and of one that begins to list, before others are asked to list.
+_READY_S, _HEAD_S = 1.5, 3.0
 _PROBES = 16
 # Three of the beats by which a node that lists says that it is there.
 _SILENCE_S = 30.0
@@ -445,7 +448,8 @@ def _ready_first(urls: Sequence[str]) -> Sequence[str]:
 def _is_ready(url: str) -> bool:
     exchange = Exchange(Connections(url, deadline_s=_READY_S, max_idle=0), url)
     try:
-        return exchange.send(Message(method="GET", path="/v1/ready")) == _OK
+        with time_limit(_READY_S, exchange.break_off, url):
+            return exchange.send(Message(method="GET", path="/v1/ready")) == _OK
     except Unavailable:
         return False
     finally:

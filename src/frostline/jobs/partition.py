@@ -27,7 +27,7 @@ from frostline.models.modules import FeaturesGuard, not_averaged, unwrap
 from frostline.models.tracing import takes_parts, takes_rows
 from frostline.planning import Situation
 from frostline.preprocess import Preprocess
-from frostline.transport import Cancellation
+from frostline.transport import Cancellation, ExpectsLayouts
 from frostline.wire.messages import ProfileRequest
 
 # A frozen norm in a trained part is none.
@@ -198,6 +198,12 @@ class PartitionedModel:
         shipment = context.shipment
         assert shipment is not None, "there is a prefix"
         context.asking.observe(PhaseStarted(name="shipping the frozen layers"))
+        if isinstance(context.transport, ExpectsLayouts):
+            context.transport.layouts |= {
+                (shipment.digest, cut.number): tuple(zip(cut.shapes, cut.dtypes, strict=True))
+                for cut in context.cuts
+                if cut.number > 1
+            }
         try:
             context.asking(lambda: context.transport.put_prefix(shipment.digest, shipment.artifact))
         except OverBudget as error:

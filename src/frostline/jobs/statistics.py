@@ -653,7 +653,7 @@ def _used(node: NodeUse) -> str:
     }
     parts = [f"{node.samples:,} samples in {node.requests:,} requests"]
     parts += [f"{count:,} {what}" for what, count in counted.items() if count]
-    parts += [f"asked nothing now: {node.trouble}"] if node.trouble else []
+    parts += [f"in trouble: {node.trouble}"] if node.trouble else []
     return f"{node.url}: {', '.join(parts)}"
 
 

@@ -9,7 +9,6 @@ import json
 import math
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -22,6 +21,7 @@ from frostline.core import Cut
 from frostline.core.errors import FrostlineError, ModelError, SettingError, Unavailable
 from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWarning, SplitsChosen
 from frostline.datasets import Dataset
+from frostline.datasets.dataset import few_of_a_class, split_in_two
 from frostline.datasets.formats.labels import scoring_splits, training_split
 from frostline.jobs import Job
 from frostline.jobs.statistics import JobStatistics
@@ -50,7 +50,6 @@ __all__ = (
     "SAMPLES",
     "Stages",
     "TrainValSplit",
-    "few_of_a_class",
     "identity_of",
     "in_words",
     "is_test",
@@ -262,34 +261,8 @@ def sides_of(settings: TrainSettings, setup: Setup) -> TrainValSplit:
                 _check_labels(settings, train, held_out)
                 return TrainValSplit(train=train, held_out=held_out, train_split=name, val_split=scored)
     _check_labels(settings, train)
-    train, held_out = train.split(settings.held_out_share, settings.job.seed)
+    train, held_out = split_in_two(train, settings.held_out_share, settings.job.seed)
     return TrainValSplit(train=train, held_out=held_out, train_split=name)
-
-
-def few_of_a_class(settings: TrainSettings, sides: TrainValSplit) -> str:
-    """What becomes of classes that are too small to be divided by the share to hold out; empty where none is.
-
-    Args:
-        settings: settings of the run, with the share.
-        sides: samples to train on and to score.
-    """
-    if sides.val_split is not None or not len(sides.held_out) or sides.train.target_columns is not None:
-        return ""
-    share = settings.held_out_share
-    trained, scored = (Counter(side.selection.per_label) for side in (sides.train, sides.held_out))
-    counts = {label: count for label, count in (trained + scored).items() if label >= 0}
-    alone = sum(count == 1 for count in counts.values())
-    more = sum(count > 1 and count * share < _HALF for count in counts.values())
-    said = []
-    if more:
-        real = len(sides.held_out) / (len(sides.train) + len(sides.held_out))
-        said.append(
-            f"{more} of {len(counts)} classes have so few samples that one of each is more than the share to hold out: "
-            f"{real:.0%} of all samples are held out, and {share:.0%} were asked for"
-        )
-    if alone:
-        said.append(f"{alone} of {len(counts)} classes have a single sample, which is trained on and never scored")
-    return "; ".join(said)
 
 
 def _check_labels(settings: TrainSettings, *sides: Dataset) -> None:
@@ -307,7 +280,6 @@ def _check_apart(train: Dataset, held_out: Dataset, split: str) -> None:
 
 
 # A class whose share is less gets one sample held out all the same.
-_HALF = 0.5
 _TESTS = {"test", "tests", "testing"}
 _NO_WORD = re.compile(r"[^a-z]+")
 
@@ -414,7 +386,9 @@ class _Run:
         self._sides = sides_of(settings, setup)
         self._train, self._held_out = self._sides.train, self._sides.held_out
         record(self._sides.taken)
-        if why := few_of_a_class(settings, self._sides):
+        if self._sides.val_split is None and (
+            why := few_of_a_class(self._train, self._held_out, settings.held_out_share)
+        ):
             record(SetupWarning(reason=why))
         self._recipe = replace(settings.recipe, selects=not is_test(self._sides.val_split))
         every = CheckpointEvery.parse(settings.checkpoint_every)

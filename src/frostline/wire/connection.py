@@ -35,6 +35,7 @@ __all__ = (
     "Message",
     "Meter",
     "address_of",
+    "time_limit",
 )
 
 
@@ -617,6 +618,9 @@ class Exchange:
             if self._connection is not None:
                 self._connection.expect_rest()
             body = answer.read(_MAX_JSON)
+        if answer.length and len(body) < _MAX_JSON:
+            self._close()
+            raise NodeUnreachable(f"the answer of the node at {self._url} broke off before its end")
         self.end()
         said = answer.getheader(CHECKSUM_HEADER) if self._has_body else None
         if said is not None and said != answer_checksum(answer.status, body):
@@ -671,6 +675,8 @@ class Exchange:
             connection.wait_up_to(message.silence_s)
             self._check_head(self._response)
         except BaseException:
+            if connection.is_broken:
+                self._is_broken_off = True
             self._connection = None
             connection.close()
             raise
@@ -697,7 +703,10 @@ class Exchange:
             self._close()
             raise _error_of_tls(error, self._url) from error
         except (HTTPException, OSError) as error:
+            is_given_up = self._is_broken_off or (self._connection is not None and self._connection.is_broken)
             self._close()
+            if is_given_up:  # what a reader then sees is no word of the node's
+                raise NodeUnreachable(f"the request to the node at {self._url} was given up") from error
             why = str(error) or type(error).__name__
             if isinstance(error, HTTPException) and not isinstance(error, RemoteDisconnected | IncompleteRead):
                 raise AnswerDamaged(f"what came from {self._url} is damaged, or no HTTP: {why[:200]}") from error
@@ -707,6 +716,37 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+@contextmanager
+def time_limit(seconds: float, end: Callable[[], None], url: str) -> Iterator[None]:
+    """An exchange that is given up where it takes longer, also where a byte comes now and then.
+
+    Args:
+        seconds: seconds from now.
+        end: breaks it off, from another thread.
+        url: address of the other side, for the sentence.
+
+    Raises:
+        NodeUnreachable: It took longer.
+    """
+    is_late = threading.Event()
+
+    def give_up() -> None:
+        is_late.set()
+        end()
+
+    limit = threading.Timer(seconds, give_up)
+    limit.daemon = True
+    limit.start()
+    try:
+        yield
+    except FrostlineError:
+        if is_late.is_set():
+            raise NodeUnreachable(f"{url} did not answer within {seconds:g} s") from None
+        raise
+    finally:
+        limit.cancel()
 
 
 def _error_of_tls(error: ssl.SSLError, url: str) -> FrostlineError:

@@ -45,6 +45,7 @@ __all__ = (
     "join_tables",
     "label_text",
     "no_class",
+    "refuse_labels",
     "scoring_splits",
     "split_names",
     "splits_of",
@@ -71,6 +72,21 @@ NO_CLASSES = (
     "declare targets of other kinds, as by Dataset(url, targets='label') or --targets label of frostline train"
 )
 """What is said of labels that are none of a class."""
+
+
+def refuse_labels(object: str, column: str, kind: pa.DataType) -> DataError:
+    """The error of a column of labels whose type says no classes.
+
+    Args:
+        object: name of the object that has it.
+        column: name of the column.
+        kind: type of the column.
+    """
+    why = NO_CLASSES
+    if pa.types.is_struct(kind):
+        why = "the field that says the class needs a column of its own, as by pyarrow's table.flatten(): then name that"
+    return DataError(f"{object} has a column {column!r} of the type {kind}, and {why}")
+
 
 # More would not be classes but something else that was taken for them.
 _MAX_CLASSES = 1 << 24

@@ -7,6 +7,7 @@ import codecs
 import json
 import posixpath
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -27,7 +28,6 @@ from frostline.datasets.formats.base import (
 from frostline.datasets.formats.folders import MASK_FIELDS, ClassFolderFormat, is_sample
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
-    NO_CLASSES,
     OTHER_LABELS,
     URL_FIELDS,
     column_labels,
@@ -37,6 +37,7 @@ from frostline.datasets.formats.labels import (
     find_name,
     is_split,
     label_text,
+    refuse_labels,
     text_label,
 )
 from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
@@ -213,7 +214,7 @@ def _of_parquet(store: ObjectStore, entry: Entry) -> tuple[pa.Table, str | None]
         if kind is not None and pa.types.is_temporal(kind):
             label = kind = None  # which says when, and is metadata
         if kind is not None and not (is_label(kind) or is_list(kind) or pa.types.is_null(kind)):
-            raise DataError(f"{entry.object} has a column {label!r} of the type {kind}, and {NO_CLASSES}")
+            raise refuse_labels(entry.object, str(label), kind)
         wanted = [field.name for field in schema if is_scalar(field.type)]
         table = read_columns(source, parquet.metadata, entry.object, wanted)
         lists = list_columns(source, parquet.metadata, entry.object, nested_names(schema))
@@ -239,7 +240,8 @@ class ObjectFinder:
     """Finds the objects that lists mean, among those of a listing.
 
     A list in a folder that holds images or sounds, at any depth, means those within it; where its own folder holds
-    none, as ``annotations`` beside ``images`` does, those within the nearest folder around it that does.
+    none, as ``annotations`` beside ``images`` does, those within the nearest folder around it that does. Letters with
+    marks are the same in both of Unicode's normal forms: a Mac writes the names of files in another one than a list.
 
     Args:
         entries: listing.
@@ -247,13 +249,15 @@ class ObjectFinder:
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         names = [entry.object for entry in entries if not is_hidden(entry.object)]
-        self._names = set(names)
+        self._objects: dict[str, list[str]] = {}
         self._by_base: dict[str, list[str]] = {}
         self._folders: set[str] = set()
+        for name in names:
+            self._objects.setdefault(_composed(name), []).append(name)
         for name in filter(is_sample, names):
             folder, _, base = name.rpartition("/")
-            for key in {base, base.rpartition(".")[0]}:
-                self._by_base.setdefault(key, []).append(name)
+            for key in {_composed(base), _composed(base.rpartition(".")[0])}:
+                self._by_base.setdefault(key, []).append(_composed(name))
             while folder and folder not in self._folders:
                 self._folders.add(folder)
                 folder = folder.rpartition("/")[0]
@@ -273,9 +277,18 @@ class ObjectFinder:
                 the root, or the end of such a path, all of them also without the suffix.
             file: name of the list.
         """
-        folder, name = self.folder_of(file), posixpath.normpath(written)
-        for likely in (posixpath.normpath(posixpath.join(posixpath.dirname(file), name)), folder + name):
-            if likely in self._names:
+        found = self._found(_composed(written), file)
+        if not found and "\\" in written:  # as Windows writes paths
+            found = self._found(_composed(written).replace("\\", "/"), file)
+        objects = [name for composed in found for name in self._objects[composed]]
+        if len(objects) > len(found):  # names that look alike: the one that is written so
+            objects = [name for name in objects if written in name] or objects
+        return objects
+
+    def _found(self, written: str, file: str) -> list[str]:
+        folder, name = _composed(self.folder_of(file)), posixpath.normpath(written)
+        for likely in (posixpath.normpath(posixpath.join(_composed(posixpath.dirname(file)), name)), folder + name):
+            if likely in self._objects:
                 return [likely]
         known = self._by_base.get(name.rpartition("/")[2], ())
         inside = [other for other in known if other.startswith(folder) and _ends_with(other, name)]
@@ -283,8 +296,12 @@ class ObjectFinder:
             stems = [other for other in known if other.startswith(folder)]
             inside = [other for other in stems if _ends_with(other.rpartition(".")[0], name)]
         # Without a folder in it, a name means nothing outside of that of its list.
-        named = [name] if "/" in name and name in self._names else []
+        named = [name] if "/" in name and name in self._objects else []
         return list(dict.fromkeys([*named, *inside]))
+
+
+def _composed(name: str) -> str:
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def _ends_with(known: str, name: str) -> bool:
@@ -318,7 +335,7 @@ class AnnotatedFolders(ClassFolderFormat):
         return _annotated(found, store, entries, lists, takes_labels=not says_classes)
 
 
-_RULE = "frostline annotated folders 2"
+_RULE = "frostline annotated folders 3"
 
 
 def _may_annotate(entry: Entry) -> bool:

@@ -36,7 +36,6 @@ from frostline.datasets.formats.base import (
 from frostline.datasets.formats.folders import MASK_FIELDS, fill_masks
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
-    NO_CLASSES,
     OTHER_LABELS,
     SPLIT,
     URL_FIELDS,
@@ -46,6 +45,7 @@ from frostline.datasets.formats.labels import (
     column_name,
     find_name,
     label_text,
+    refuse_labels,
     text_label,
 )
 from frostline.datasets.formats.left_out import COLUMNS_LEFT, LeftOut, of_names
@@ -521,9 +521,12 @@ def is_label(kind: pa.DataType) -> bool:
 
 
 def _is_other(schema: pa.Schema, name: str) -> bool:
-    """Whether a column holds labels of another kind, or something that is refused; dates and times are metadata."""
+    """Whether a column holds labels of another kind, or something that is refused.
+
+    Dates and times are metadata, and so are the fields of a struct, of which one may be named as the label.
+    """
     kind = schema.field(name).type
-    return not (pa.types.is_null(kind) or pa.types.is_temporal(kind))
+    return not (pa.types.is_null(kind) or pa.types.is_temporal(kind) or pa.types.is_struct(kind))
 
 
 def is_scalar(kind: pa.DataType) -> bool:
@@ -609,7 +612,7 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
         raise DataError(_lacks(object, schema, column))
     kind = None if columns.other is None else schema.field(columns.other).type
     if kind is not None and not is_list(kind):
-        raise DataError(f"{object} has a column {columns.other!r} of the type {kind}, and {NO_CLASSES}")
+        raise refuse_labels(object, str(columns.other), kind)
     return columns
 
 
