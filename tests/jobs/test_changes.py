@@ -3,6 +3,7 @@
 import copy
 import os
 import re
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -513,6 +514,29 @@ def test_a_network_that_was_frozen_anew_has_the_losses_of_a_plain_loop(folder, c
     REFROZEN[change](twin)
     theirs = trained(twin, twin.fc.parameters(), pixels_of(folder))
     assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+BLOCKS = {
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "without gradients": torch.no_grad,
+    "inference mode": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_job_that_is_made_within_a_block_of_torchs_is_that_without(folder, block, anew):
+    """What is made holds for all loops, whatever the block around ``offload`` or ``refreeze`` does to a loop in it."""
+    model = network("body" if anew else "last")
+    twin = copy.deepcopy(network())
+    with ExitStack() as jobs:
+        with BLOCKS[block]():
+            job = jobs.enter_context(job_for(folder, model, accuracy="exact"))
+            if anew:
+                model.last.requires_grad_(False).eval()
+                job.refreeze()
+        ours = trained(job.head, model.fc.parameters(), features_of(job.loader(BATCH, shuffle=True)))
+    assert ours == trained(twin, twin.fc.parameters(), pixels_of(folder))
 
 
 def test_epochs_that_were_asked_for_early_are_asked_for_again_behind_a_change(folder):

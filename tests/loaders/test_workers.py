@@ -19,6 +19,7 @@ import time
 import uuid
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -356,6 +357,33 @@ def test_a_token_of_the_environment_does_not_travel(folder, monkeypatch):
     monkeypatch.setenv("FROSTLINE_TOKEN", "another")
     loader = pickle.loads(travelling)
     assert [len(batch) for batch in loader] == [8] * 6
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        lambda function: {"map": function},
+        lambda function: {"augment": function},
+        lambda function: {"augment": partial(function, 3)},
+    ],
+)
+def test_functions_that_are_defined_in_a_notebook_are_refused_where_a_spawned_worker_would_lack_them(
+    folder, monkeypatch, options
+):
+    """A notebook's module has no file, which a process that is spawned would run to have the function."""
+    notebook = sys.modules["__main__"]
+    monkeypatch.delattr(notebook, "__file__", raising=False)
+    exec("def changed(sample, rng=None):\n    return sample", vars(notebook))
+    function = vars(notebook)["changed"]
+    monkeypatch.setattr(notebook, "changed", function)
+    with job_for(folder) as job:
+        loader = job.loader(8, **options(function))
+        for workers in (in_workers(loader, "spawn", 1), WorkerLoader(loader, 1, start="forkserver")):
+            with pytest.raises(
+                SettingError, match=r"processes that are spawned: changed is defined in a notebook.*fork"
+            ):
+                list(workers)
+        assert isinstance(pickle.loads(pickle.dumps(loader)), type(loader))
 
 
 def test_a_store_over_which_ranks_compare_does_not_travel(folder, node):

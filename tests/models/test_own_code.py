@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import itertools
+import math
 import os
 import pickle
 import random
@@ -10,6 +11,8 @@ import sys
 from collections import Counter as Counted
 from collections import defaultdict, deque
 from contextvars import ContextVar
+from functools import partial
+from types import MethodType
 
 import numpy as np
 import pytest
@@ -170,6 +173,121 @@ def same_training(build, change=lambda _, __: None, until="stem"):
     assert trained(model, through(network), change) == trained(plain, plain, change)
     assert all(torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items())
     return network
+
+
+class Inner(nn.Module):
+    """Has a module inside."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+class Named(Inner):
+    """Takes by name alone."""
+
+    def forward(self, *, hidden, scale=1.0):
+        return self.inner(hidden) * scale
+
+
+class Called(Inner):
+    """Does something around its forward."""
+
+    def __call__(self, x):
+        return super().__call__(x) * 2
+
+
+class Positions(Inner):
+    """Keeps positions from the first batch on, as rotary embeddings do."""
+
+    positions = None
+
+    def forward(self, x):
+        hidden = self.inner(x)
+        if self.positions is None:
+            self.positions = torch.linspace(0, 1, hidden.shape[-1])
+        return hidden + self.positions
+
+
+class Unrecorded(Inner):
+    @torch.inference_mode()
+    def forward(self, x):
+        return self.inner(x).mul_(2)
+
+
+class Steps(nn.Module):
+    """A parametrisation that changes with each use."""
+
+    steps = 0
+
+    def forward(self, weight):
+        self.steps += 1
+        return weight * (1 + 0.01 * self.steps)
+
+
+class Unusual(Between):
+    """What is written now and then, before the line and behind it."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.token = nn.Embedding(8, 16, sparse=True, max_norm=1.0)
+        if kind == "sparse":
+            self.register_buffer("graph", torch.eye(16).mul(2).to_sparse(), persistent=False)
+        if kind == "a forward of the instance":
+            self.hidden.forward = MethodType(lambda hidden, x: nn.Linear.forward(hidden, x) * 2, self.hidden)
+            self.stem.forward = MethodType(lambda stem, x: nn.Sequential.forward(stem, x) * 2, self.stem)
+        if kind == "parametrisations that count":
+            nn.utils.parametrize.register_parametrization(self.hidden, "weight", Steps())
+        around = {"names": Named, "calls": Called, "positions": Positions, "inference mode": Unrecorded}.get(kind)
+        if around:
+            self.stem = around(self.stem)
+            self.hidden = self.hidden if around is Unrecorded else around(self.hidden)
+
+    def forward(self, x):
+        is_named, kind = self.kind == "names", self.kind
+        hidden = self.stem(scale=2.0, hidden=x) if is_named else self.stem(x)
+        if kind == "inference mode":
+            hidden = hidden.clone()
+        if kind == "functional calls":
+            weights = {name: weight * 2 for name, weight in self.stem.named_parameters()}
+            hidden = torch.func.functional_call(self.stem, weights, (x,))
+        hidden = torch.flatten(self.pool(self.body(hidden)), 1)
+        if kind == "sparse":
+            hidden = torch.sparse.mm(self.graph, hidden.t()).t()
+        if kind == "an embedding that is sparse and renews itself":
+            hidden = hidden + self.token((hidden.mean(1).abs() * 40).long() % 8)
+        hidden = self.hidden(scale=2.0, hidden=hidden) if is_named else self.hidden(hidden)
+        if kind == "functional calls":
+            weights = {name: weight * 2 for name, weight in self.fc.named_parameters()}
+            return torch.func.functional_call(self.fc, weights, (hidden,))
+        if kind == "experts":
+            chosen = (hidden.mean(1) > 0).nonzero().squeeze(1)
+            hidden = hidden.index_add(0, chosen, self.hidden(hidden[chosen]))
+        return self.fc(hidden)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a forward of the instance",
+        "names",
+        "calls",
+        "positions",
+        "inference mode",
+        "functional calls",
+        "sparse",
+        "an embedding that is sparse and renews itself",
+        "experts",
+        "parametrisations that count",
+    ],
+)
+def test_what_is_written_now_and_then_is_trained_as_in_the_plain_loop(kind):
+    network = same_training(lambda: Unusual(kind))
+    assert network.prefix is not None
 
 
 class Normalised(Functional):
@@ -719,11 +837,22 @@ class WritingData(Writing):
 
     def forward(self, x):
         hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
-        hidden.data.mul_(0.5)
+        if not self.is_late:
+            hidden.data.mul_(0.5)
         return self.fc(hidden * self.scale)
 
 
-@pytest.mark.parametrize("kind", [Writing, WritingData])
+class WritingArray(Writing):
+    """Writes into a part, through NumPy."""
+
+    def forward(self, x):
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        if not self.is_late:
+            hidden.detach().numpy()[:, 1] = 0
+        return self.fc(hidden * self.scale)
+
+
+@pytest.mark.parametrize("kind", [Writing, WritingData, WritingArray])
 def test_code_that_works_in_place_leaves_the_batch_as_it_was(kind):
     _, _, network = cut(kind(), "body")
     features = [torch.rand(5, *shape) for shape in network.frost_line.shapes]
@@ -733,11 +862,13 @@ def test_code_that_works_in_place_leaves_the_batch_as_it_was(kind):
     assert all(torch.equal(feature, kept) for feature, kept in zip(features, before, strict=True))
 
 
-def test_code_that_begins_to_write_into_activations_is_told():
-    model = Writing()
+@pytest.mark.parametrize("kind", [Writing, WritingData, WritingArray])
+def test_code_that_begins_to_write_into_activations_is_told(kind):
+    model = kind()
     model.is_late = True
     model, _, network = cut(model, "body")
     features = [torch.rand(5, *shape) for shape in network.frost_line.shapes]
+    features[0][0] = math.nan  # as where rows that are not finite are allowed
     network.head(*features)
     model.is_late = False
     with pytest.raises(ModelError, match="writes into its activations at the frost line, which it did not when"):
@@ -962,12 +1093,21 @@ class TestAdapters:
 
 
 class TestAround:
-    def test_autocast_around_the_head_casts_its_layers(self):
+    def test_autocast_around_the_head_casts_its_layers_and_says_once_that_the_frozen_ones_are_not(self):
         _, plain, network = cut(Between())
+        run, pixels = through(network), batches()[0][0]
         with torch.autocast("cpu", torch.bfloat16):
-            scores = through(network)(batches()[0][0])
+            with pytest.warns(UserWarning, match="autocast to bfloat16 is on .* reaches what the head computes alone"):
+                scores = run(pixels)
+            assert torch.equal(run(pixels), scores)  # warnings are errors here
         assert scores.dtype == torch.bfloat16
-        assert torch.allclose(scores.float(), plain(batches()[0][0]), atol=0.05)
+        assert torch.allclose(scores.float(), plain(pixels), atol=0.05)
+
+    def test_nothing_is_said_of_autocast_that_changes_no_frozen_layer(self):
+        _, plain, network = cut(Between().bfloat16())
+        pixels = batches()[0][0].bfloat16()
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.equal(through(network)(pixels), plain(pixels))
 
     def test_checkpoints_of_activations_in_the_head_give_the_same_gradients(self):
         from torch.utils.checkpoint import checkpoint
@@ -977,6 +1117,45 @@ class TestAround:
                 return checkpoint(self.hidden, x.relu(), use_reentrant=False)
 
         same_training(Checkpointed)
+
+    @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+    @pytest.mark.parametrize("asks", ["a hook of the stem", "its code", "nobody"])
+    @pytest.mark.parametrize("blocks", ["behind the line", "all"])
+    def test_checkpoints_that_run_again_backwards_get_the_gradients_that_they_need(self, blocks, asks):
+        """Frozen embeddings whose outputs require gradients, so that layers behind them may be checkpointed."""
+        from torch.utils.checkpoint import checkpoint
+
+        again = partial(checkpoint, use_reentrant=True)
+
+        class Checkpointed(Between):
+            def forward(self, x):
+                hidden = self.stem(x)
+                if asks == "its code":
+                    hidden.requires_grad_(True)
+                hidden = again(self.body, hidden) if blocks == "all" else self.body(hidden)
+                hidden = again(lambda x: self.hidden(torch.flatten(self.pool(x), 1)), hidden)
+                return self.fc(hidden)
+
+        def build():
+            model = Checkpointed()
+            if asks == "a hook of the stem":
+                model.stem.register_forward_hook(lambda _, __, output: output.requires_grad_(True))
+            return model
+
+        network = same_training(build, until="body")
+        line = "flatten" if asks == "nobody" else "stem" if blocks == "all" else "body"
+        assert network.frost_line.name.startswith(line)
+        assert asks == "nobody" or "pass use_reentrant=False" in network.fallback
+
+    def test_gradients_of_features_that_are_asked_for_are_there(self):
+        model, _, network = cut(Between())
+        features = [torch.rand(4, *shape, requires_grad=True) for shape in network.frost_line.shapes]
+        network.head(*features).sum().backward()
+        given = [feature.grad for feature in features]
+        again = [feature.detach().requires_grad_(True) for feature in features]
+        hidden = torch.flatten(model.pool(model.body(again[0])), 1)
+        model.fc(model.drop(model.between(model.hidden(hidden)))).sum().backward()
+        assert torch.equal(given[0], again[0].grad)
 
     # PyTorch hides this one where it asks, but not from a filter that makes errors of warnings.
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
@@ -989,6 +1168,18 @@ class TestAround:
         model, plain, network = cut(Between())
         model.hidden.compile(backend="eager")
         assert trained(model, through(network)) == trained(plain, plain)
+
+    @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+    @pytest.mark.parametrize("named", ["the network", "module 'fc' of the network"])
+    def test_a_network_that_torch_jit_has_compiled_is_refused_in_a_sentence(self, named):
+        model = freeze(Between(), "stem", input_shape=SHAPE)
+        if named == "the network":
+            model = torch.jit.trace(model.eval(), batches()[0][0])
+        else:
+            model.fc = torch.jit.script(model.fc)
+        for make in (lambda: cut_network(model, SHAPE), lambda: freeze(model, "body", input_shape=SHAPE)):
+            with pytest.raises(ModelError, match=f"{named} is what torch.jit made of one.*as it was before that"):
+                make()
 
     @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
     def test_scripting_the_head_is_refused_in_a_sentence(self):
@@ -1040,6 +1231,12 @@ class Pyramid(Between):
 
 class TestReports:
     """What others have reported of PyTorch and of what is built on it, beside a plain loop (docs/decisions, 98)."""
+
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+    def test_numbers_of_python_that_a_compiler_draws_once_for_all_are_drawn_in_each_step(self):
+        model, plain, network = cut(Drawing())
+        run = through(network, torch.compile(network.head, backend="eager"))
+        assert trained(model, run) == trained(plain, plain)
 
     @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
     @pytest.mark.parametrize("compiled", [False, True])

@@ -284,8 +284,11 @@ def _scratch(node: GraphNode, values: Sequence[Any], places: dict[str, int]) -> 
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to, under whatever name; torch has no public word for it."""
-    return tensor._version  # noqa: SLF001
+    """How often a tensor was written to, under whatever name, for which torch has no public word.
+
+    0 for one that was made in inference mode, of which torch does not count it.
+    """
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
 
 
 def _check_declared(cut: Cut, place: int, made: Any, rows: int) -> None:

@@ -4,9 +4,9 @@ The plain loader: batches of a data set for a loop, with no network to divide an
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -139,7 +139,7 @@ def offload(
         raise SettingError("preprocess and transform say the same thing: give one of them")
     preprocess, left = _prepared(preprocess, transform or data.transform, has_model=model is not None, observe=observe)
     preprocess = _left_to_do(preprocess, data, accuracy)
-    with collector_rests(), ExitStack() as stack:
+    with collector_rests(), nullcontext() if model is None else _outside_blocks(), ExitStack() as stack:
         near = near or data.source.near or settings.io
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[str] = set()
@@ -174,6 +174,20 @@ def offload(
             again = partial(_partitioned, model, preprocess, observe, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
             anew = partial(again, may_be_trained_whole=True)
         return _made(context, network, maker, anew, nodes, node, policy, left, observe, stack)
+
+
+_CAST = ("cpu", "cuda", "xpu", "mps")  # devices whose operations may be cast
+
+
+@contextmanager
+def _outside_blocks() -> Iterator[None]:
+    """Leave the caller's autocast, inference mode and ``no_grad`` meanwhile: what is made is for all blocks."""
+    import torch  # which a job without a network does without
+
+    with torch.inference_mode(False), torch.enable_grad(), ExitStack() as uncast:
+        for kind in filter(torch.is_autocast_enabled, _CAST):
+            uncast.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 def _prepared(
@@ -309,15 +323,16 @@ def _parts_anew(
     before: JobParts,
 ) -> JobParts:
     """The parts of a job whose network is another one now; what measured the one before ends."""
-    network = partitioned()
-    context = replace(
-        context,
-        cuts=network.parts.cuts,
-        prefix=network.parts.prefix,
-        shipment=network.pack(),
-        device=network.device,
-    )
-    made = parts(context, network)
+    with _outside_blocks():
+        network = partitioned()
+        context = replace(
+            context,
+            cuts=network.parts.cuts,
+            prefix=network.parts.prefix,
+            shipment=network.pack(),
+            device=network.device,
+        )
+        made = parts(context, network)
     if before.measuring is not None:
         before.measuring.close()
     return made

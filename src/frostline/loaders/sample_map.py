@@ -9,9 +9,13 @@ Encoded samples as they lie in the store, for a framework that decodes them itse
 
 import inspect
 import pickle
+import pickletools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
+from multiprocessing.context import get_spawning_popen
 from typing import Any, Self
 
 import numpy as np
@@ -47,6 +51,7 @@ __all__ = (
     "join_targets",
     "mask_bytes",
     "refuse_encoded",
+    "require_portable",
     "stack_values",
     "with_targets",
 )
@@ -136,14 +141,33 @@ class PicklableFunction:
     function: SampleFunction
 
     def __reduce__(self) -> tuple[Any, ...]:
-        try:
-            pickle.dumps(self.function)
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise SettingError(
-                f"map cannot go to worker processes that are spawned: {error}; make it a function of a module, or "
-                "start workers by fork"
-            ) from error
+        require_portable("map", self.function)
         return _travelled, (self.function,)
+
+
+def require_portable(name: str, function: object) -> None:
+    """Do nothing where a function of the user's can go to another process.
+
+    Args:
+        name: option that it was given as.
+        function: the function; None where none was given.
+
+    Raises:
+        SettingError: It cannot be pickled; or it is defined in a notebook, and the process is spawned without that.
+    """
+    try:
+        body, why = pickle.dumps(function), None
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        body, why = b"", str(error)
+    if body and get_spawning_popen() is not None and not hasattr(sys.modules["__main__"], "__file__"):
+        texts = [text for _, text, _ in pickletools.genops(body) if isinstance(text, str)]
+        own = next((text for owner, text in pairwise(texts) if owner == "__main__"), None)
+        why = own and f"{own} is defined in a notebook, and is in no file that they could import"
+    if why:
+        raise SettingError(
+            f"{name} cannot go to worker processes that are spawned: {why}; make it a function of a module, or start "
+            "workers by fork"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,6 +37,7 @@ from frostline.engines.graph_runner import as_array, as_tensor
 from frostline.loaders.epoch import Epochs, EpochStream, NextPass
 from frostline.loaders.epoch_loader import ArrayLoader, Change, WorkerState
 from frostline.loaders.row_source import Arrays, MixedArrays, Unpackable, widened_batch
+from frostline.loaders.sample_map import require_portable
 from frostline.ordering import RecordedOrder
 
 __all__ = (
@@ -432,6 +433,7 @@ class Loader(Skippable, IterableDataset[Batch]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._elsewhere.travels()
+        require_portable("augment", self._augment)
         return _travelled, (self.arrays.for_worker(), self._augment)
 
     def __repr__(self) -> str:

@@ -1,12 +1,10 @@
-"""The trainable rest of the user's network: run here from the frost line on, or as data trained by another process.
-
-The trainable rest as data: what a head computes in both modes, and its tensors, to be trained by another process.
-"""
+"""The trainable rest of the user's network: run here from the frost line on, or as data trained by another process."""
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, Self
@@ -77,6 +75,10 @@ _TAKES_ACTIVATIONS = (
     "the head was called with {}, and takes batch.features alone: what else the network's forward takes, such as "
     "labels, has a default there, with which the network was cut; compute what needs it from what the head returns"
 )
+_AUTOCAST = (
+    "autocast to {} is on around job.head and reaches what the head computes alone: frozen layers are computed apart, "
+    "in the precision of the job's accuracy=, so that losses differ by rounding from those of a loop that casts all"
+)
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -94,10 +96,14 @@ class Head(nn.Module, ABC):
         model: the user's network.
         paths: paths of the tensors that become the head's, as in ``model.state_dict()``.
         modules: modules of the network, by path, whose mode (train or eval) may matter to the head.
+
+    Attributes:
+        expects_autocast: autocast around it is meant for the head alone, so that nobody has to be told.
     """
 
     def __init__(self, model: nn.Module, paths: Iterable[str], modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
+        self.expects_autocast = False
         self._model = (model,)  # in a tuple, so that the frozen layers do not become the head's
         self._modules_run = dict(modules)
         self._frozen = tuple(inner for _, module in frozen_modules(model) for inner in module.modules())
@@ -428,21 +434,28 @@ class SkippingHead(Head):
         self._harmless[key] = (*harmless, now)
         return False
 
-    def makes_the_same(self, *, is_moved: bool = False) -> bool:
+    def makes_the_same(self, *, is_moved: bool = False, is_cast: bool = False) -> bool:
         """Whether the network still makes what the frozen part makes, in the modes in which it is trained.
 
         Args:
             is_moved: allow for other kernels, since its tensors are elsewhere or lie otherwise than when it was cut.
+            is_cast: leave the caller's autocast on.
         """
         model = self._model[0]
         batch = _batch_of_a_plan(model, self._inputs)
         flags = {path: self._flags.get(path, module.training) for path, module in model.named_modules()}
         try:
-            with kept_draws(), _to_the_line(model, flags):
+            with kept_draws(), _to_the_line(model, flags, is_cast=is_cast):
                 meant = [tensor.to(device_of(model)) for tensor in self._meant]
                 return makes_same_features(model, self._plan, cast_inputs(model, batch), meant, is_moved=is_moved)
         except UNFIT:
             return False
+
+    def _tell_autocast(self, dtype: torch.dtype) -> None:
+        """Warn once where the caller's autocast would change what is frozen in a loop without a job."""
+        self.expects_autocast = True
+        if not self.makes_the_same(is_cast=True):
+            warnings.warn(_AUTOCAST.format(str(dtype).removeprefix("torch.")), stacklevel=5)  # who called the head
 
     def traced_graphs(self) -> tuple[HeadGraph, HeadGraph] | None:
         """What it computes in train mode and in eval mode, as graphs; None where the network was not traced.
@@ -476,6 +489,9 @@ class SkippingHead(Head):
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{len(tensors)} tensors"))
         if (changed := self.changed_read(theirs_alone=True)) is not None:
             raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
+        kind = tensors[0].device.type
+        if not self.expects_autocast and torch.is_autocast_enabled(kind):
+            self._tell_autocast(torch.get_autocast_dtype(kind))
         return run_behind(self._model[0], self._plan, self._inputs, tensors)
 
 
@@ -519,9 +535,10 @@ def _batch_of_a_plan(model: nn.Module, inputs: Sequence[TensorSpec]) -> list[tor
 
 
 @contextmanager
-def _to_the_line(model: nn.Module, flags: Mapping[str, bool]) -> Iterator[None]:
+def _to_the_line(model: nn.Module, flags: Mapping[str, bool], *, is_cast: bool = False) -> Iterator[None]:
     """Within the block the network computes what the frozen part does, whatever the caller's own block says."""
-    with modes(model, flags), torch.no_grad(), torch.autocast(device_of(model).type, enabled=False):
+    uncast = nullcontext() if is_cast else torch.autocast(device_of(model).type, enabled=False)
+    with modes(model, flags), torch.no_grad(), uncast:
         yield
 
 

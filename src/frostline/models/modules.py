@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import TreeSpec, tree_flatten
 
 from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
@@ -23,6 +24,8 @@ from frostline.models.outside import NOT_PLAIN, OWN_NAMES, KeptState, kept_tenso
 
 __all__ = (
     "AnyInputs",
+    "CallRecorder",
+    "CountedCall",
     "FeaturesGuard",
     "Inputs",
     "LoneBuffer",
@@ -44,6 +47,7 @@ __all__ = (
     "random_batch",
     "record",
     "resolved_path",
+    "state_of",
     "unwrap",
     "watch_reads",
     "with_buffers",
@@ -65,7 +69,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     something themselves, as PEFT's do, are part of the network.
 
     Raises:
-        ModelError: Its parameters are split over processes, so that nobody has the frozen part whole.
+        ModelError: Its parameters are split over processes, so that nobody has the frozen part whole; or torch.jit has
+            compiled a part of it, which can be neither followed nor hooked.
     """
     if is_split(model):
         raise ModelError(
@@ -73,7 +78,15 @@ def unwrap(model: nn.Module) -> nn.Module:
             "the job of the network as it is without, and then call fully_shard(job.head); make the optimiser of "
             "job.head.parameters() behind that"
         )
-    return list(_layers(model))[-1]
+    inner = list(_layers(model))[-1]
+    for path, module in inner.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            whose = f"module {path!r} of the network" if path else "the network"
+            raise ModelError(
+                f"{whose} is what torch.jit made of one, whose code can be neither followed nor skipped: make the job "
+                "of the network as it was before that, and script it when it is trained"
+            )
+    return inner
 
 
 def is_split(model: nn.Module) -> bool:
@@ -171,16 +184,22 @@ def modes(model: nn.Module, training: Mapping[str, bool], *, runs: bool = True) 
 def kept_buffers(model: nn.Module) -> Iterator[None]:
     """Put the buffers and their values back at the end, whatever a run made of them."""
     kept = [
-        (*path.rpartition("."), buffer, buffer.clone()) for path, buffer in model.named_buffers(remove_duplicate=False)
+        (*path.rpartition("."), buffer, buffer.clone(), version_of(buffer))
+        for path, buffer in model.named_buffers(remove_duplicate=False)
     ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for owner, _, name, buffer, before in kept:
-                if not (buffer.is_meta or torch.equal(buffer, before)):
+            for owner, _, name, buffer, before, version in kept:
+                if not (buffer.is_meta or _is_as_before(buffer, before, version)):
                     buffer.copy_(before)
                 setattr(model.get_submodule(owner), name, buffer)
+
+
+def _is_as_before(buffer: torch.Tensor, before: torch.Tensor, version: int) -> bool:
+    """Whether a buffer has its values of before; torch compares those that are not dense by no operation."""
+    return torch.equal(buffer, before) if buffer.layout == torch.strided else version_of(buffer) == version
 
 
 @contextmanager
@@ -401,6 +420,61 @@ def _hooked(
             handle.remove()
 
 
+@dataclass(slots=True, kw_only=True)
+class CountedCall:
+    """A call of a module, with a count that goes on meanwhile.
+
+    Attributes:
+        path: path of the module.
+        call: number of its calls before this one.
+        starts: the count when it began.
+        parent: the call within which it ran.
+        ends: the count when it ended; -1 where it did not.
+        leaves: leaves of the result.
+        structure: structure of the result; None where the call did not end.
+    """
+
+    path: str
+    call: int
+    starts: int
+    parent: "CountedCall | None"
+    ends: int = -1
+    leaves: list[Any] = field(default_factory=list)
+    structure: TreeSpec | None = None
+
+
+class CallRecorder:
+    """Notes the calls of modules, in order.
+
+    Args:
+        count: function that gives the count.
+    """
+
+    def __init__(self, count: Callable[[], int]) -> None:
+        self.calls: list[CountedCall] = []
+        self._count = count
+        self._open: list[CountedCall] = []
+        self._counts: dict[str, int] = {}
+
+    def forward(self, path: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        """A forward of a module that notes its calls; see ``with_forwards``."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            parent = self._open[-1] if self._open else None
+            number = self._counts.get(path, 0)
+            self._counts[path] = number + 1
+            call = CountedCall(path=path, call=number, starts=self._count(), parent=parent)
+            self.calls.append(call)
+            self._open.append(call)
+            output = own(*args, **kwargs)
+            self._open.pop()
+            call.ends = self._count()
+            call.leaves, call.structure = tree_flatten(output)
+            return output
+
+        return forward
+
+
 Inputs = Sequence[int] | Sequence[TensorSpec]
 """The per-sample shape of one float32 input, such as (3, 224, 224), or one ``TensorSpec`` for each input."""
 
@@ -502,6 +576,20 @@ def laid_out(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) 
         return None
     own = feature.reshape(tuple(shape))
     return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
+
+
+_SPOTS = 4093  # a prime number, so that no shape hides a part of a tensor
+
+
+def state_of(tensor: torch.Tensor) -> tuple[int, bytes]:
+    """By what it is seen that a tensor was written to: the count of that, and values of it where they are at hand.
+
+    Nobody counts writes through ``.data`` or NumPy, so that some evenly spaced values of a tensor on a CPU are read.
+    """
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return version_of(tensor), b""
+    spots = tensor.detach().view(-1)[:: tensor.numel() // _SPOTS + 1].contiguous()
+    return version_of(tensor), spots.view(torch.uint8).numpy().tobytes()
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -8,20 +8,29 @@ activations in their places.
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
-from frostline.models.modules import inverse_order, laid_out, memory_order, watch_reads, with_forwards
+from frostline.models.modules import (
+    CallRecorder,
+    CountedCall,
+    inverse_order,
+    laid_out,
+    memory_order,
+    state_of,
+    watch_reads,
+    with_forwards,
+)
 from frostline.models.outside import PLAIN, plain_copy
 from frostline.models.tracing import cast_specs, output_leaves
 
@@ -126,6 +135,7 @@ class SkipPlan:
         reads: path of a module, name and value of each of its attributes that is read before the frost line and is
             not changed by a run.
         written: numbers of the activations into which the network writes, so that it is given copies of these.
+        learning: numbers of those that require gradients in the network, as where checkpoints of activations need it.
     """
 
     placements: tuple[_Placement, ...]
@@ -133,6 +143,7 @@ class SkipPlan:
     idle: frozenset[str] = frozenset()
     reads: tuple[tuple[str, str, Any], ...] = ()
     written: frozenset[int] = frozenset()
+    learning: frozenset[int] = frozenset()
 
 
 class Unsteady(Exception):
@@ -159,9 +170,7 @@ class _Absent(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        found: list[_Absent] = []
-        _each((args, kwargs), found.append)
-        return found[0].run.operate(func, args, kwargs or {})
+        return _absent_in(args, kwargs)[0].run.operate(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -172,6 +181,18 @@ class _Absent(torch.Tensor):
 
 def _asked(name: str) -> str:
     return f"the network asks for values ({name}) that were skipped: they are not delivered"
+
+
+_HIDDEN = (
+    "its frozen layers require gradients, and code that turns them off hides to where these flow, as checkpoints of "
+    "activations with use_reentrant=True do"
+)
+
+
+def _absent_in(*values: Any) -> "list[_Absent]":
+    found: list[_Absent] = []
+    _each(values, found.append)
+    return found
 
 
 def _each(value: Any, tell: Callable[["_Absent"], None]) -> None:
@@ -225,6 +246,7 @@ class _Run:
         is_real: True if absent tensors have values, as while a plan is made.
         placed: gives the tensor that takes a result's place, where one does.
         last: number of operations behind which nothing is absent; None where that is not known yet.
+        learns: gradients are on, so that it is seen which values require them.
     """
 
     def __init__(
@@ -235,6 +257,7 @@ class _Run:
         *,
         is_real: bool = False,
         last: int | None = None,
+        learns: bool = False,
     ) -> None:
         self.device = device
         self.rows = rows
@@ -242,6 +265,7 @@ class _Run:
         self._is_real = is_real
         self._placed = placed
         self._last = last
+        self._learns = learns
 
     def given(self, place: int, inner: torch.Tensor) -> torch.Tensor:
         """An input of the network."""
@@ -263,8 +287,7 @@ class _Run:
         if name in _MADE_LIKE:
             return func(*_replaced(args, self._there_shaped), **_replaced(kwargs, self._there_shaped))
         output = self._computed(func, name, args, kwargs)
-        taken: list[_Absent] = []
-        _each((args, kwargs), taken.append)
+        taken = _absent_in(args, kwargs)
         owners = {id(absent.known): absent for absent in taken}
         leaves, structure = tree_flatten(output)
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves) and output is not None:
@@ -277,6 +300,12 @@ class _Run:
         target = args[0] if out is None and args else out
         if (name in _WRITING or out is not None or _is_in_place(name)) and not isinstance(target, _Absent):
             raise ModelError(f"the network writes values ({name}) that were skipped into a tensor of its own")
+        if (
+            self._learns
+            and not torch.is_grad_enabled()
+            and any(a.known.requires_grad for a in _absent_in(args, kwargs))
+        ):
+            raise Unsteady(_HIDDEN)
         if self._is_real:
             return func(*_replaced(args, _bare), **_replaced(kwargs, _bare))
         if name in ("to", "cuda", "cpu"):
@@ -346,47 +375,12 @@ def _given(
     fits = feature.shape[:1] == torch.Size(shape)[:1] and feature.numel() == torch.Size(shape).numel()
     # Of an inference tensor nobody would see that something is written.
     if not (lies and fits) or feature.is_inference() or placement.tensor in plan.written:
-        return laid_out(feature, shape, order)
-    return feature.detach().view(tuple(shape))
-
-
-@dataclass(slots=True, kw_only=True)
-class _Call:
-    """A call of a module while a plan is made."""
-
-    path: str
-    call: int
-    starts: int
-    parent: "_Call | None"
-    ends: int = -1
-    leaves: list[Any] = field(default_factory=list)
-    structure: TreeSpec | None = None
-
-
-class _Recorder:
-    """Notes the calls of modules, in order."""
-
-    def __init__(self, run: _Run) -> None:
-        self.calls: list[_Call] = []
-        self._run = run
-        self._open: list[_Call] = []
-        self._counts: dict[str, int] = {}
-
-    def forward(self, path: str, own: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            parent = self._open[-1] if self._open else None
-            number = self._counts.get(path, 0)
-            self._counts[path] = number + 1
-            call = _Call(path=path, call=number, starts=self._run.count, parent=parent)
-            self.calls.append(call)
-            self._open.append(call)
-            output = own(*args, **kwargs)
-            self._open.pop()
-            call.ends = self._run.count
-            call.leaves, call.structure = tree_flatten(output)
-            return output
-
-        return forward
+        found = laid_out(feature, shape, order)
+    else:
+        found = (feature if feature.requires_grad else feature.detach()).view(tuple(shape))
+    if found is not None and placement.tensor in plan.learning and not found.requires_grad:
+        found.requires_grad_(torch.is_grad_enabled())
+    return found
 
 
 class _Reached(BaseException):
@@ -411,7 +405,7 @@ def plan_of(model: nn.Module, batch: Sequence[torch.Tensor], features: Sequence[
     """
     before = {id(module): dict(vars(module)) for module in model.modules()}
     found: list[tuple[_Placement, torch.Tensor]] = []
-    calls: list[_Call] = []
+    calls: list[CountedCall] = []
     for error in _ERRORS:  # what is equal first: a layer that does almost nothing gives almost the same
         found.clear()
         calls = _run_on(model, batch, partial(_recognised, features, error, found))
@@ -423,17 +417,20 @@ def plan_of(model: nn.Module, batch: Sequence[torch.Tensor], features: Sequence[
     placed = {id(value): placement for placement, value in found}
     plan = replace(plan, idle=_idle(model, calls, placed))
     plan = replace(plan, reads=_reads_again(model, plan, batch, features, before))
-    others = _calls_on(model, plan, batch, features)
-    return replace(plan, skipped=tuple(_skippable(model, calls, others, plan, placed)))
+    others, learning = _calls_on(model, plan, batch, features)
+    return replace(plan, skipped=tuple(_skippable(model, calls, others, plan, placed)), learning=learning)
 
 
 def _run_on(
     model: nn.Module,
     batch: Sequence[torch.Tensor],
     placed: Callable[[int, int, str, torch.Tensor], torch.Tensor | None],
-) -> list[_Call]:
-    run = _Run(batch[0].device, len(batch[0]), placed, is_real=True)
-    return _recorded(model, run, [run.given(place, tensor.clone()) for place, tensor in enumerate(batch)])
+    *,
+    learns: bool = False,
+) -> list[CountedCall]:
+    run = _Run(batch[0].device, len(batch[0]), placed, is_real=True, learns=learns)
+    with torch.set_grad_enabled(learns):
+        return _recorded(model, run, [run.given(place, tensor.clone()) for place, tensor in enumerate(batch)])
 
 
 def makes_same_features(
@@ -557,31 +554,35 @@ def _uncompiled() -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> list[_Call]:
-    recorder = _Recorder(run)
+def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> list[CountedCall]:
+    recorder = CallRecorder(lambda: run.count)
     modules = {path: module for path, module in model.named_modules() if path}
-    with torch.no_grad(), compute_slot(), _uncompiled(), with_forwards(modules, recorder.forward), suppress(_Reached):
+    with compute_slot(), _uncompiled(), with_forwards(modules, recorder.forward), suppress(_Reached):
         model(*inputs)
     return recorder.calls
 
 
 def _calls_on(
     model: nn.Module, plan: SkipPlan, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]
-) -> list[_Call]:
-    """The calls of modules up to the frost line on one row more.
+) -> tuple[list[CountedCall], frozenset[int]]:
+    """The calls of modules up to the frost line on one row more, and which tensors there require gradients.
 
     They have values: PyTorch's shapes without values import torch._dynamo, which takes longer than some rows do.
     """
     last = plan.placements[-1]
-    given = _placing(plan, [torch.cat([feature, feature[:1]]) for feature in features])
+    tensors = {(placement.operation, placement.result): placement.tensor for placement in plan.placements}
+    given, learning = _placing(plan, [torch.cat([feature, feature[:1]]) for feature in features]), set()
 
     def placed(place: int, number: int, name: str, value: torch.Tensor) -> torch.Tensor | None:
         tensor = given(place, number, name, value)
+        if tensor is not None and value.requires_grad:
+            learning.add(tensors[place, number])
         if (place, number) == (last.operation, last.result):
             raise _Reached
         return tensor
 
-    return [] if last.operation < 0 else _run_on(model, [torch.cat([rows, rows[:1]]) for rows in batch], placed)
+    more = [torch.cat([rows, rows[:1]]) for rows in batch]
+    return [] if last.operation < 0 else _run_on(model, more, placed, learns=True), frozenset(learning)
 
 
 def _meta(spec: TensorSpec, rows: int) -> torch.Tensor:
@@ -612,7 +613,11 @@ def _placing(
 
 
 def _skippable(
-    model: nn.Module, calls: Sequence[_Call], others: Sequence[_Call], plan: SkipPlan, placed: Mapping[int, _Placement]
+    model: nn.Module,
+    calls: Sequence[CountedCall],
+    others: Sequence[CountedCall],
+    plan: SkipPlan,
+    placed: Mapping[int, _Placement],
 ) -> Iterator[_SkippedCall]:
     """The outermost calls that may be skipped."""
     alike = {(call.path, call.call): call for call in others}
@@ -636,7 +641,7 @@ def _is_layer(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is None
 
 
-def _is_within(call: _Call, taken: Sequence[int]) -> bool:
+def _is_within(call: CountedCall, taken: Sequence[int]) -> bool:
     parent = call.parent
     while parent is not None:
         if id(parent) in taken:
@@ -645,7 +650,7 @@ def _is_within(call: _Call, taken: Sequence[int]) -> bool:
     return False
 
 
-def _is_at_line(call: _Call, plan: SkipPlan, placed: Mapping[int, _Placement]) -> bool:
+def _is_at_line(call: CountedCall, plan: SkipPlan, placed: Mapping[int, _Placement]) -> bool:
     """Whether a call gives tensors at the frost line as they came in, and all that came in within it."""
     inside = {placement for placement in plan.placements if call.starts <= placement.operation < call.ends}
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
@@ -653,7 +658,7 @@ def _is_at_line(call: _Call, plan: SkipPlan, placed: Mapping[int, _Placement]) -
     return bool(inside) and len(tensors) == len(inside) and given == inside
 
 
-def _crossing(call: _Call, plan: SkipPlan, placed: Mapping[int, _Placement]) -> list[Any] | None:
+def _crossing(call: CountedCall, plan: SkipPlan, placed: Mapping[int, _Placement]) -> list[Any] | None:
     """The leaves of what such a call gives; None where they are of an unknown kind."""
     found = [
         _Crossing(placement=placed[id(leaf)], shape=tuple(leaf.shape[1:])) if isinstance(leaf, torch.Tensor) else leaf
@@ -663,7 +668,7 @@ def _crossing(call: _Call, plan: SkipPlan, placed: Mapping[int, _Placement]) -> 
     return found if is_over and all(isinstance(leaf, _Crossing) or type(leaf) in PLAIN for leaf in found) else None
 
 
-def _absences(call: _Call, other: _Call | None, plan: SkipPlan) -> list[Any] | None:
+def _absences(call: CountedCall, other: CountedCall | None, plan: SkipPlan) -> list[Any] | None:
     """The leaves of what a call gives of which nothing is there, from its like on one more row; None where some is."""
     if other is None or (call.starts, call.ends) != (other.starts, other.ends) or call.structure != other.structure:
         return None
@@ -672,7 +677,7 @@ def _absences(call: _Call, other: _Call | None, plan: SkipPlan) -> list[Any] | N
     return [_absence(*pair) for pair in zip(call.leaves, other.leaves, strict=True)]
 
 
-def _is_idle(call: _Call, plan: SkipPlan) -> bool:
+def _is_idle(call: CountedCall, plan: SkipPlan) -> bool:
     if call.ends < 0 or call.ends > plan.placements[-1].operation:
         return False
     if any(call.starts <= placement.operation < call.ends for placement in plan.placements):
@@ -681,7 +686,7 @@ def _is_idle(call: _Call, plan: SkipPlan) -> bool:
     return all(kinds) and any(isinstance(leaf, _Absent) for leaf in call.leaves)
 
 
-def _idle(model: nn.Module, calls: Sequence[_Call], placed: Collection[int]) -> frozenset[str]:
+def _idle(model: nn.Module, calls: Sequence[CountedCall], placed: Collection[int]) -> frozenset[str]:
     """Paths of the modules that give nothing but what is absent or crosses the frost line, in all their calls."""
     busy = {call.path for call in calls if not _gives_nothing(call, placed)}
     frozen = {
@@ -692,7 +697,7 @@ def _idle(model: nn.Module, calls: Sequence[_Call], placed: Collection[int]) -> 
     return frozenset(frozen)
 
 
-def _gives_nothing(call: _Call, placed: Collection[int]) -> bool:
+def _gives_nothing(call: CountedCall, placed: Collection[int]) -> bool:
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
     return bool(tensors) and all(isinstance(leaf, _Absent) or id(leaf) in placed for leaf in tensors)
 
@@ -735,11 +740,11 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
         before_the_line.enter_context(_uncompiled())
         with compute_slot(), with_forwards(modules, skipper.forward):
             given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
-            versions = _versions(features)
+            before = [*map(state_of, features)]
             output = model(*given)
     if any(isinstance(leaf, _Absent) for leaf in output_leaves(output)):
         raise ModelError(_asked("returned"))
-    if versions != _versions(features):
+    if before != [*map(state_of, features)]:
         raise ModelError(
             "the network writes into its activations at the frost line, which it did not when it was cut, so that the "
             "batch is changed: make the job again, or call job.refreeze()"
@@ -754,12 +759,8 @@ def written_activations(
     copies = [feature.clone() for feature in features]
     with torch.no_grad(), suppress(ModelError):
         run_behind(model, plan, inputs, copies)
-    pairs = zip(_versions(copies), copies, features, strict=True)  # nobody counts what is written into their data
+    pairs = zip(map(version_of, copies), copies, features, strict=True)  # nobody counts what is written into their data
     return frozenset(number for number, (version, now, own) in enumerate(pairs) if version or not torch.equal(now, own))
-
-
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors]
 
 
 class _Skipper:

@@ -85,6 +85,8 @@ def _tensors(model: nn.Module) -> list[list[Any]]:
     """What a trace takes of parameters and buffers; those that several modules share are told by their place."""
     places: dict[int, int] = {}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    if any(tensor.layout != torch.strided for _, tensor in named):  # of which not all have strides
+        raise _Unknown
     return [
         [
             path,

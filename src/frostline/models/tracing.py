@@ -389,6 +389,8 @@ class _Reader:
         value = node.meta.get("val")
         parts = value if isinstance(value, list | tuple) else [value]
         tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        if any(tensor.layout != torch.strided for tensor in tensors):
+            raise NotTraceable(f"the network computes with sparse tensors in {_module_path(node) or 'its own forward'}")
         if str(node.target) == "aten.lift_fresh_copy.default":
             # The trace only has the constant itself; a run copies it.
             self._owners.update((storage_key(tensor), node.name) for tensor in tensors)
@@ -442,7 +444,11 @@ def _order(value: torch.Tensor) -> tuple[int, ...] | None:
 
 def _known(size: int | torch.SymInt) -> int:
     """The size where the batch is that of the trace."""
-    return size if isinstance(size, int) else int(size.node.hint)
+    if isinstance(size, int):
+        return size
+    if size.node.hint is None:
+        raise NotTraceable(f"torch.export knows no size of a tensor: {_BY_VALUES}")
+    return int(size.node.hint)
 
 
 def _dim(size: int | torch.SymInt) -> Dim | None:
@@ -603,7 +609,7 @@ def draws_elsewhere(model: nn.Module, inputs: Sequence[TensorSpec], training: Ma
 def _drawn(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[Any]:
     with torch.random.fork_rng(), kept_buffers(model):
         torch.manual_seed(_SEED)
-        return list(tree_leaves(run_whole(model, batch)))
+        return [part for leaf in tree_leaves(run_whole(model, batch)) for part in _dense_parts(leaf)]
 
 
 def _run_whole(model: nn.Module, batch: Sequence[torch.Tensor]) -> list[Any]:
@@ -634,7 +640,21 @@ def observe_run(model: nn.Module, run: Callable[[], Any], seed: int, *, gradient
         sums = [output.square().sum() for output in learning]
         found = torch.autograd.grad(sums, trained, allow_unused=True) if sums and trained else ()
         outputs = [output.detach() if isinstance(output, torch.Tensor) else output for output in outputs]
-        return [*outputs, *found, *(buffer.detach().clone() for buffer in model.buffers()), *drawn, *strays]
+        buffers = [buffer.detach().clone() for buffer in model.buffers()]
+        values = [part for value in (*outputs, *found, *buffers) for part in _dense_parts(value)]
+        return [*values, *drawn, *strays]
+
+
+def _dense_parts(value: Any) -> list[Any]:
+    """A value itself, or what a sparse tensor is made of, since torch compares no sparse ones."""
+    if not isinstance(value, torch.Tensor) or value.layout == torch.strided:
+        return [value]
+    if value.layout == torch.sparse_coo:
+        value = value.coalesce()
+        return [value.shape, value.indices(), value.values()]
+    is_by_row = value.layout in (torch.sparse_csr, torch.sparse_bsr)
+    places = (value.crow_indices, value.col_indices) if is_by_row else (value.ccol_indices, value.row_indices)
+    return [value.shape, *(place() for place in places), value.values()]
 
 
 _DEEPEST = 4  # of objects in objects

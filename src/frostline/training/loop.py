@@ -315,7 +315,7 @@ class Loop:
         self._objective = objective or objective_of(label_smoothing=recipe.label_smoothing)
         self._recipe = recipe
         self._passes = recipe.passes(keeps_features=keeps_features, has_held_out=held_out is not None)
-        self._head = head
+        self._head = self._told(head)
         self._train = train
         self._held_out = held_out
         self._observe = observe
@@ -353,12 +353,18 @@ class Loop:
             self._go_on(resumed)
         self._epochs(resumed)
 
+    def _told(self, head: Trainable) -> Trainable:
+        """A head that does not warn of autocast, which ``bf16`` says is for what is trained alone."""
+        if self._recipe.bf16 and hasattr(head, "expects_autocast"):
+            head.expects_autocast = True
+        return head
+
     def _take_head(self, epoch: int) -> None:
         """Take the head of an epoch, and let the optimiser train what it has more."""
         thawed = None if self._thaw is None else self._thaw(epoch)
         if thawed is None:
             return
-        self._head = thawed.head
+        self._head = self._told(thawed.head)
         if self._best is not None:  # what it trains more is still as it was when the best head was
             score, best = self._best
             self._best = score, {**_copied(self._head), **best}
