@@ -75,7 +75,8 @@ def test_classes_too_small_for_the_share_to_hold_out_are_said_at_the_start(count
         for number in range(count):
             store.write(f"{label:02}/{number}.jpg", b"x")
     data = Dataset(store.url)
-    said = few_of_a_class(*split_in_two(data, share, 0), share)
+    _, held_out = split_in_two(data, share, 0)
+    said = few_of_a_class(data.selection.per_label, share, len(held_out) / len(data))
     assert all(word in said for word in words)
     assert bool(said) == bool(words)
     with warnings.catch_warnings(record=True) as warned:

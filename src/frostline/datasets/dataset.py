@@ -2,7 +2,6 @@
 
 import os
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, cast, overload
@@ -439,7 +438,8 @@ class Dataset(ShownInNotebooks):
         if not 0 <= shares < 1:
             raise SettingError(f"the share to hold out lies from 0 to below 1, not {shares}")
         train, held_out = self._split_in_two(shares, seed, by=by, balanced=balanced)
-        if by is None and balanced and (why := few_of_a_class(train, held_out, shares)):
+        counts = self.selection.per_label if by is None and balanced and self.target_columns is None else {}
+        if why := few_of_a_class(counts, shares, len(held_out) / max(1, len(self))):
             warnings.warn(why, stacklevel=2)
         return train, held_out
 
@@ -714,29 +714,25 @@ def split_in_two(data: Dataset, share: float, seed: int) -> tuple[Dataset, Datas
     return data._split_in_two(share, seed)  # noqa: SLF001 (of this module)
 
 
-def few_of_a_class(train: Dataset, held_out: Dataset, share: float) -> str:
+def few_of_a_class(counts: Mapping[int, int], share: float, real: float) -> str:
     """What becomes of classes that are too small to be divided by the share to hold out; empty where none is.
 
     Args:
-        train: the part to train on.
-        held_out: the part held out.
-        share: the share that was asked for.
+        counts: number of samples by label, below 0 for none.
+        share: share that was asked for.
+        real: share that is held out.
     """
-    if not len(held_out) or train.target_columns is not None:
-        return ""
-    counts = Counter(train.selection.per_label) + Counter(held_out.selection.per_label)
-    counts.pop(-1, None)
-    alone = sum(count == 1 for count in counts.values())
-    more = sum(count > 1 and count * share < _HALF for count in counts.values())
+    there = [count for label, count in counts.items() if label >= 0 and count] if real else []
+    alone = sum(count == 1 for count in there)
+    more = sum(count > 1 and count * share < _HALF for count in there)
     said = []
     if more:
-        real = len(held_out) / (len(train) + len(held_out))
         said.append(
-            f"{more} of {len(counts)} classes have so few samples that one of each is more than the share to hold out: "
+            f"{more} of {len(there)} classes have so few samples that one of each is more than the share to hold out: "
             f"{real:.0%} of all samples are held out, and {share:.0%} were asked for"
         )
     if alone:
-        said.append(f"{alone} of {len(counts)} classes have a single sample, which is trained on and never scored")
+        said.append(f"{alone} of {len(there)} classes have a single sample, which is trained on and never scored")
     return "; ".join(said)
 
 

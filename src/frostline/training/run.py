@@ -9,6 +9,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -265,6 +266,14 @@ def sides_of(settings: TrainSettings, setup: Setup) -> TrainValSplit:
     return TrainValSplit(train=train, held_out=held_out, train_split=name)
 
 
+def _few_of_a_class(settings: TrainSettings, sides: TrainValSplit) -> str:
+    train, held_out = sides.train, sides.held_out
+    if sides.val_split is not None or train.target_columns is not None:
+        return ""
+    counts = Counter(train.selection.per_label) + Counter(held_out.selection.per_label)
+    return few_of_a_class(counts, settings.held_out_share, len(held_out) / max(1, len(train) + len(held_out)))
+
+
 def _check_labels(settings: TrainSettings, *sides: Dataset) -> None:
     if settings.job.targets is None and settings.job.outputs is None:
         for side in sides:
@@ -386,9 +395,7 @@ class _Run:
         self._sides = sides_of(settings, setup)
         self._train, self._held_out = self._sides.train, self._sides.held_out
         record(self._sides.taken)
-        if self._sides.val_split is None and (
-            why := few_of_a_class(self._train, self._held_out, settings.held_out_share)
-        ):
+        if why := _few_of_a_class(settings, self._sides):
             record(SetupWarning(reason=why))
         self._recipe = replace(settings.recipe, selects=not is_test(self._sides.val_split))
         every = CheckpointEvery.parse(settings.checkpoint_every)
