@@ -153,7 +153,7 @@ def compared(task, wanted, table):
         data = fl.Dataset(wanted.data)
         data = data.take(np.linspace(0, len(data) - 1, min(len(data), wanted.samples)).astype(np.int64))
         train, held_out = data.split(0.2, seed=wanted.seed)
-    classes = len(data.classes) if not task.is_of_table else len(data.targets.specs[0].classes or ())
+    classes = len(data.classes) if not task.is_of_table else len(data.target_columns.specs[0].classes or ())
     read = reader(task, data, table if task.is_of_table else Path(wanted.data))
     ours, order = through_frostline(made(task, classes, wanted), train, held_out, task, wanted)
     threads = torch.get_num_threads()
@@ -236,7 +236,7 @@ def reader(task, data, where):
     def of_table(ids):
         rows = np.array([places[id] for id in ids])
         images, masks = ([cells[name][row].as_py() for row in rows.tolist()] for name in ("image", "mask"))
-        targets = data.targets.at(rows, masks_of(images, masks))
+        targets = data.target_columns.at(rows, masks_of(images, masks))
         return decoded(task.preprocess, images), torch.from_numpy(targets), sum(map(len, images))
 
     if not task.is_of_table:

@@ -438,6 +438,8 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._made: set[int] = set()
         self._kept: dict[int, tuple[Any, Any]] = {}
+        # Kept by hand: PyTorch's compiler, which looks in here, warns of functools.cache.
+        self._effects: dict[Any, tuple[Sequence[tuple[int, str]], bool]] = {}
 
     def restore(self) -> None:
         for storage, kept in self._kept.values():
@@ -446,7 +448,9 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _dispatched(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        written, is_fresh = _effects(func)
+        if func not in self._effects:
+            self._effects[func] = _effects_of(func)
+        written, is_fresh = self._effects[func]
         for tensor in _written(written, args, kwargs):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._made:  # noqa: SLF001 (its address, by which torch knows storages too)
@@ -463,8 +467,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _Writes.__torch_dispatch__ = _Writes._dispatched  # type: ignore[method-assign,assignment]  # noqa: SLF001
 
 
-@cache
-def _effects(func: Any) -> tuple[Sequence[tuple[int, str]], bool]:
+def _effects_of(func: Any) -> tuple[Sequence[tuple[int, str]], bool]:
     """Places and names of the arguments into which an operation writes, and whether all that it returns is new."""
     schema = func._schema  # noqa: SLF001 (as torch's own modes do)
     written = [
