@@ -119,7 +119,7 @@ def test_the_plan_follows_a_share_of_a_control_plane_as_it_follows_a_link(folder
         settings = replace(SETTINGS, control=control, hedge_quantile=1.0)
         with job_for(folder, node.url, frozen(), settings=settings) as job:
             job.use({Route(1): 1.0}, follow=True)
-            for _ in range(4):  # on a busy machine it takes longer until the rates are believed
+            for _ in range(12):  # on a busy machine it takes longer until the rates are believed
                 train(job, lambda _: None, epochs=1)
                 if replans := job.statistics().replans:
                     break
