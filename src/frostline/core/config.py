@@ -194,15 +194,17 @@ def check_hosts(names: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """The files by which a client knows servers over TLS, and they know it.
+    """The TLS files of a client: which servers it trusts, and the certificate by which servers know it.
 
-    A file that changes counts from the next connection on.
+    A changed file is used from the next connection on.
 
     Attributes:
-        ca: PEM file of the authorities whose servers are trusted; None trusts those of the system.
-        cert: PEM file of this client's certificate, for servers that ask for one, and of those between it and its
-            authority; None has none.
-        key: PEM file of its private key, which other users may not read; None where it stands in ``cert``.
+        ca: PEM file of the certificate authorities to trust, by default the file that ``FROSTLINE_TLS_CA`` names. None
+            trusts those of the system.
+        cert: PEM file of the client's certificate and any intermediate ones, for servers that require one; by default
+            the file that ``FROSTLINE_TLS_CERT`` names. None sends no certificate.
+        key: PEM file of the certificate's private key, which other users must not be able to read; by default the file
+            that ``FROSTLINE_TLS_KEY`` names. None means that ``cert`` contains the key.
     """
 
     ca: str | None = field(default_factory=partial(_variable, "FROSTLINE_TLS_CA"))
@@ -217,13 +219,14 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTls:
-    """The files by which a server speaks TLS. One that changes counts from the next connection on.
+    """The TLS files of a server. A changed file is used from the next connection on.
 
     Attributes:
-        cert: PEM file of its certificate, and of those between it and its authority.
-        key: PEM file of its private key, which other users may not read; None where it stands in ``cert``.
-        client_ca: PEM file of the authorities of which every client must have a certificate; None asks for none. Where
-            it holds lists of revoked certificates too, there must be one of each authority.
+        cert: PEM file of the server's certificate and any intermediate ones.
+        key: PEM file of the certificate's private key, which other users must not be able to read. None means that
+            ``cert`` contains the key.
+        client_ca: PEM file of certificate authorities: every client must then have a certificate of one of them. If the
+            file has revocation lists, it must have one for each authority. None requires no client certificates.
     """
 
     cert: str
@@ -236,14 +239,14 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenHolder:
-    """Somebody who is known by a token, or by two while one takes the place of the other.
+    """Someone who is identified by a token, or by an old and a new one while the token is being changed.
 
     Attributes:
-        name: the name in statistics and sentences.
-        token_sha256: SHA-256 of its token, in small hexadecimal digits; the token itself is kept nowhere.
-        expires_at_s: the time when that token runs out, in seconds since 1970; None never.
-        next_token_sha256: SHA-256 of the token that takes its place, which is valid as well; None for none.
-        next_expires_at_s: the time when that one runs out.
+        name: the name shown in statistics and messages.
+        token_sha256: SHA-256 of the token, 64 lower-case hexadecimal digits; the token itself is not stored.
+        expires_at_s: time at which the token expires, in seconds since 1970. None means never.
+        next_token_sha256: SHA-256 of the new token, which is valid too. None means that there is none.
+        next_expires_at_s: time at which the new token expires, in seconds since 1970. None means never.
     """
 
     name: str
@@ -305,20 +308,22 @@ ACTIONS = ("read", "compute", "upload", "list", "train")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSettings(TokenHolder):
-    """One tenant of a node: who it is, and what it may use. None is no bound but the node's own.
+    """One tenant of a node: its identity, its rights and its quotas. A quota of None is limited by the node alone.
 
     Attributes:
-        weight: weight of the tenant, above 0: busy tenants share the device's seconds in proportion to their weights.
-        requests: maximum requests in work or waiting at once, uploads too; one more is refused with 429.
-        work_bytes: maximum bytes of memory for samples in work and answers not yet sent.
-        device_s_per_s: maximum seconds of the device per second, in the long run; a request beyond is refused with 429.
-        weight_bytes: maximum bytes of the resident networks that the tenant uploaded, and of the engines that were made
-            for it. None is half of the memory for weights where there are several tenants.
-        roots: URLs under which it may read; None is all that the node serves.
-        actions: actions of ``ACTIONS`` that it may do; None allows all that the node does.
-        prefixes: SHA-256 of the prefixes that it may upload, run and train behind; None is any.
-        sees_all: True if it is told the statistics of the other tenants too.
-        may_change: True if it may change weights and quotas of all tenants while the node runs.
+        weight: share of the node relative to other tenants, above 0: busy tenants get the device's seconds in
+            proportion to their weights.
+        requests: maximum requests running or waiting at once, uploads included; one more is refused with 429.
+        work_bytes: maximum bytes of memory for samples being processed and answers not yet sent.
+        device_s_per_s: maximum seconds of the device per second on average; a request beyond is refused with 429.
+        weight_bytes: maximum bytes of the networks in memory that the tenant uploaded, and of the engines made for it.
+            None allows half of the memory for weights if there are several tenants.
+        roots: URLs below which the tenant may read data. None allows all data that the node serves.
+        actions: the actions of ``ACTIONS`` that the tenant may perform. None allows all that the node offers.
+        prefixes: SHA-256 of each frozen network that the tenant may upload, run and train a head on. None allows any.
+        sees_all: True lets the tenant read the statistics of the other tenants.
+        may_change: True lets the tenant change weights and quotas of all tenants while the node runs; it needs
+            ``sees_all``.
     """
 
     weight: float = 1.0
@@ -364,75 +369,78 @@ class NodeSettings:
     """Resources and limits of a node.
 
     Attributes:
-        memory_bytes: the bytes for weights, samples in work and answers not yet sent. A bound, not an allocation, and
-            never exceeded: raise it when the node answers that a request is over budget, and lower it where several
-            nodes share a machine.
-        decode_threads: images that are decoded at once; one a core by default.
-        read_threads: samples that a store away from this machine is asked for at once; more hides a longer round trip.
-            A table of CQL has all in flight that there is memory for, whatever this is. The default is where decoding
-            begins to count on two cores (``benchmarks/reads_ahead.py``).
-        store_deadline_s: seconds that a store may be silent, and for which a read of it is tried again, where
-            ``FROSTLINE_STORE_TIMEOUT_S`` and ``FROSTLINE_STORE_RETRY_FOR_S`` do not say less. A job with a node in its
-            process gives it its own ``deadline_s``.
-        hedge_quantile: share from 0 to 1: a read of an object that somebody waits for, and that takes longer than this
-            share of those before it that were as large, is made a second time; 1 makes none twice. Of a job with a node
-            in its process the larger of this and the job's own counts.
-        compute_threads: threads of the engine inside one operation; one a core by default.
-        device: device that runs the frozen layers, in torch's words; several with commas, such as ``cuda:0,cuda:1``,
-            share the work.
-        device_batch: samples in one run of a network, a multiple of 8.
-        max_requests: requests in work or waiting, uploads too; one more is refused with 429. A place is kept for each
-            tenant that has none, for at most half of all.
-        min_bytes_per_s: minimum bytes a second of an upload: one that takes a minute longer than at this rate is given
-            up, and its place and memory go to others. Lower it for links that are slower.
-        batching: the way that rows that wait become device batches: ``fair`` fills runs up over requests and tenants
-            and gives tenants shares by their weights; ``hapi`` and ``fixed`` are to compare it with.
-        tenants: tenants that may use the node; if there are none, everybody may, as one tenant.
-        trial_s: seconds for trying engines on one network, once for this hardware; 0 tries none.
-        trial_niceness: niceness that trials of engines add to the node's own (nice(2)): 5 leaves them a quarter of a
-            core that the node wants too. 0 where nobody else uses the node, as of one that a job starts for itself: the
-            sooner it has the faster engine, the sooner all is done.
-        trials_in_process: try engines that are ready in a moment in the node's own process. Only for a node that serves
-            the one job that started it: an engine that crashes takes the node along, which the job then starts again.
-        engines: names of the engines that may be tried; None for all that there are (``engines.catalog``).
-        cache_folder: folder where features are kept for later epochs, jobs and tenants; several nodes of one machine
-            may share it. None keeps none.
+        memory_bytes: maximum bytes for weights, samples being processed and answers not yet sent; never exceeded, and
+            not allocated in advance. Default: a quarter of the memory of the machine or container, but 6 GiB, or half
+            of it, if it is small. Raise it if the node refuses requests as over budget; lower it if several nodes share
+            a machine.
+        decode_threads: number of threads that decode images; by default the number of usable cores.
+        read_threads: samples requested at once from a store that is not on this machine; more hides a longer round
+            trip. Tables of CQL ignore it and have as many in flight as memory allows. With the default, decoding is the
+            bottleneck on two cores (``benchmarks/reads_ahead.py``).
+        store_deadline_s: maximum seconds without an answer from a store, and maximum seconds of retrying a read, if
+            ``FROSTLINE_STORE_TIMEOUT_S`` and ``FROSTLINE_STORE_RETRY_FOR_S`` are not smaller. Default: no limit. A
+            node in a job's process gets the ``deadline_s`` of the job.
+        hedge_quantile: share, above 0 and up to 1, of earlier reads of similar size. A read that takes longer than this
+            share of them, and that somebody waits for, is sent a second time; 1 sends none twice. For a node in a
+            job's process the larger of this value and the job's counts.
+        compute_threads: threads of the engine within one operation; by default the number of usable cores.
+        device: device that runs the frozen layers, in PyTorch's words, such as ``cpu`` or ``cuda:1``. Several, such as
+            ``cuda:0,cuda:1``, share the work.
+        device_batch: samples in one forward pass of the frozen layers, a multiple of 8.
+        max_requests: maximum requests running or waiting at once, uploads included; one more is refused with 429. Up to
+            half of these places are kept for tenants that have no request.
+        min_bytes_per_s: minimum upload rate in bytes per second. An upload that takes a minute longer than at this rate
+            is aborted, and frees its place and memory. Lower it for slower links.
+        batching: rule that forms device batches from waiting samples. ``fair`` fills batches across requests and
+            tenants and divides the device by the tenants' weights; ``hapi`` and ``fixed`` are for comparison.
+        tenants: the tenants that may use the node. If empty, everyone may, as one tenant.
+        trial_s: maximum seconds for trying engines on one network, which is done once per hardware; 0 tries none.
+        trial_niceness: niceness added to the processes that try engines (nice(2)). 5 leaves them a quarter of a core
+            that the node is using too. Set 0 if nobody waits for the node's other work, as a job does for its own node:
+            the faster engine is then found sooner.
+        trials_in_process: True tries quickly built engines in the node's own process. Use it only for a node that
+            serves a single job: an engine that crashes ends the node, which the job then starts again.
+        engines: names of the engines that may be tried. None allows all (``engines.catalog``).
+        cache_folder: folder that keeps features for later epochs, jobs and tenants; several nodes on one machine may
+            share it. None keeps none on disk.
         cache_bytes: maximum bytes of the features in ``cache_folder``.
-        local_tier: folder for encoded samples of stores that are away from this machine, such as S3 or tables, so that
-            a second epoch reads nothing of them; processes of one machine may share it. None is in the user's cache
-            folder.
-        local_tier_bytes: maximum bytes of the samples in ``local_tier``. 0 keeps none; None is a quarter of the disk
-            that is free, at most 50 GiB, and nothing where that is little.
-        shared_cache: URL under which features are kept for all nodes that are given the same; None keeps none there.
-        shared_cache_bytes: maximum bytes under ``shared_cache``, by all nodes; what nobody used for an hour makes room
-            for others.
-        shared_cache_wait_s: maximum seconds that a batch waits for features from ``shared_cache`` before they are
-            computed; about what computing a batch takes.
-        allow_anonymous: True if the node may listen beyond this machine without tenants: whoever can reach it may use
-            it.
-        weight_folders: Folders, or files, of pretrained weights in the formats of safetensors and PyTorch: whoever
-            uploads a network with one of their tensors does not send it. That such a file is there can be found out so.
-        allowed_hosts: Names by which the node may be asked beside addresses and ``localhost`` where it has no tenants,
-            and pages of which may ask it: a page of any other site could read it through a browser of its user.
-        tls: Certificate and key by which the node speaks TLS; None speaks none.
-        follow_links: True lets symbolic links in folders lead out of the data roots. A node in the process of a job
-            follows them, since it reads for nobody else.
-        max_graph_nodes: Maximum operations of a network that is uploaded; ten times those of a ViT-B/16.
-        max_graph_values: Maximum tensors that one run of an uploaded network makes, every part of a split counted.
-        max_check_s: Maximum processor seconds in which an uploaded network is checked; ViT-B/16 takes one.
-        max_run_s: Maximum estimated seconds of a run of eight samples to the frost line; raise it for very large
+        local_tier: folder that keeps encoded samples of stores that are not on this machine, such as S3 or tables, so
+            that a second epoch does not read them again; processes on one machine may share it. None is a folder in
+            the user's cache folder.
+        local_tier_bytes: maximum bytes of the samples in ``local_tier``; 0 keeps none. None is a quarter of the free
+            disk space, at most 50 GiB, and nothing if that is little.
+        shared_cache: URL below which features are kept for all nodes with the same setting. None keeps none there.
+        shared_cache_bytes: maximum bytes below ``shared_cache``, of all nodes together; features that nobody used for
+            an hour are deleted to make room.
+        shared_cache_wait_s: maximum seconds to wait for a batch's features from ``shared_cache`` before they are
+            computed; set it to about the time that computing a batch takes.
+        allow_anonymous: True lets a node without tenants listen on addresses other than loopback: whoever can reach it
+            may use it.
+        weight_folders: folders or files of pretrained weights (safetensors or PyTorch). A client whose network has a
+            tensor of these files need not upload it. Clients can find out which tensors are there.
+        allowed_hosts: host names, with their subdomains, by which a node without tenants may be addressed, besides IP
+            addresses and ``localhost``; web pages from these hosts may call it. All others are refused, so that no
+            other site can read the node through a user's browser.
+        tls: certificate and key of the node. None serves plain HTTP.
+        follow_links: True lets symbolic links in folders lead outside the data roots. A node in a job's process always
+            follows them, because it reads for its own user only.
+        max_graph_nodes: maximum operations of an uploaded network; the default is ten times those of a ViT-B/16.
+        max_graph_values: maximum tensors that one run of an uploaded network makes, with each part of a split counted.
+        max_check_s: maximum processor seconds for checking an uploaded network; ViT-B/16 takes one.
+        max_run_s: maximum estimated seconds of running eight samples up to the frost line; raise it for very large
             networks.
-        max_operation_s: Maximum estimated seconds of any one operation in such a run. A run can be given up, and
-            another tenant's can go first, between two operations; so nobody waits much longer than that for it. VGG-16
-            takes 0.7 s on one core; ResNet-18 in bfloat16 takes 0.9 s where the processor has no instructions for it.
-        allow_training: True trains heads beside the node, for the policy ``all_in_store``.
-        training_memory_bytes: memory of each process that trains, beside ``memory_bytes``; about 0.3 GiB of it are
-            torch's.
-        trainings: maximum number of trainings at once; one more is refused with 429.
-        listing_memory_bytes: memory of each process that lists data for a client, beside ``memory_bytes``; one a
-            tenant. A million images in class folders took 0.6 GiB (``docs/decisions/0063``).
-        max_listed: maximum samples of a data set that is listed for a client.
-        max_manifest_bytes: maximum bytes of a manifest that is sent to a client.
+        max_operation_s: maximum estimated seconds of any single operation in such a run. Between two operations a run
+            can be cancelled and another tenant can go first, so this is about how long others wait. VGG-16
+            takes 0.7 s on one core; ResNet-18 in bfloat16 takes 0.9 s on a processor without instructions for it.
+        allow_training: True lets clients train heads beside the node (policy ``all_in_store``).
+        training_memory_bytes: bytes of memory of each process that trains, in addition to ``memory_bytes``; PyTorch
+            itself takes about 0.3 GiB of it.
+        trainings: maximum trainings at once; one more is refused with 429.
+        listing_memory_bytes: bytes of memory of each process that lists data for a client, in addition to
+            ``memory_bytes``; there is one per tenant. Listing a million images in class folders took 0.6 GiB
+            (``docs/decisions/0063``).
+        max_listed: maximum samples in a data set that the node lists for a client.
+        max_manifest_bytes: maximum bytes of a manifest that the node sends to a client.
     """
 
     memory_bytes: int = field(default_factory=default_node_memory_bytes)
@@ -497,15 +505,15 @@ class NodeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class IoSettings:
-    """Resources of the I/O service that jobs of a machine share.
+    """Resources of the I/O service that jobs on one machine share.
 
     Attributes:
-        memory_bytes: the bytes for samples that are kept and for those under way, of all jobs together; raise it where
-            jobs that read the same data find little of it (``frostline io --status``).
-        window_bytes: bytes of these for samples that were asked for and not used yet, shared fairly between jobs; each
-            may have one request under way whatever this is. The rest is for keeping. The default is a quarter of the
-            memory.
-        max_connections: maximum connections at once; each request under way takes one, and a thread.
+        memory_bytes: maximum bytes for cached samples and samples in flight, of all jobs together. Raise it if jobs
+            that read the same data have few cache hits (``frostline io --status``).
+        window_bytes: maximum bytes, of ``memory_bytes``, for samples that were requested and not used yet, shared
+            fairly between jobs; each job may always have one request in flight. The rest is the cache. 0, the default,
+            is a quarter of the memory.
+        max_connections: maximum connections at once; each request in flight takes one, and a thread.
     """
 
     memory_bytes: int = 2 * _GIB
@@ -526,60 +534,62 @@ class IoSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderSettings:
-    """How a job's loader asks for features: how much at once, what it keeps, and when it gives up.
+    """How a job's loader requests features: how much at once, what it keeps, and when it gives up.
 
     Attributes:
-        requests_in_flight: requests under way at once; more hides a longer round trip, and leaves none of the
-            resources that a mixture uses without work. None begins with 8 and finds how many are enough.
-        max_requests: maximum of requests under way at once where their number is found; each takes a thread, a
-            connection and one of the node's places (64).
-        tuning: the way that the window's bounds are found where ``requests_in_flight`` is None: ``auto`` asks for more
-            while the training loop waits and more brings more, and for less where that is enough; ``fixed`` stays where
-            it begins; ``prisma`` is to compare with. None of them changes samples or their order.
-        samples_per_request: rows in one request; as many as a device batch, so that no run has rows to spare. The
-            first ones have fewer where no network runs, unless ``ramp`` is False.
-        window_bytes: the most bytes asked for and not yet handed out, whatever is found; raise it for a long, fast
-            link. Beside it are the next batch, the one that is being filled, and, where samples are decoded behind the
-            window, those that are: of one request for each core and one more, with at most 2 MiB of pixels each.
-        cache_bytes: bytes of memory at the trainer for features that are kept between epochs; 0 keeps none.
-        cache_folder: folder where features are kept on disk too, for later epochs and for later jobs, which then need
-            no network for them; jobs of one machine may share it. None keeps none on disk.
+        requests_in_flight: number of requests in flight at once. More hides a longer round trip and keeps every
+            resource of a mixed plan busy. None starts with 8 and finds the number while the job runs.
+        max_requests: maximum requests in flight at once if their number is found; each takes a thread, a connection and
+            one of the node's places (64 by default).
+        tuning: rule that finds the number of requests and bytes in flight if ``requests_in_flight`` is None. ``auto``
+            raises them while the training loop waits and a higher number is faster, and lowers them where fewer are
+            enough; ``fixed`` keeps the first values; ``prisma`` is for comparison. No rule changes samples or order.
+        samples_per_request: samples in one request. Keep it equal to the node's ``device_batch``, so that device
+            batches are full. Without a network the first requests have fewer, unless ``ramp`` is False.
+        window_bytes: maximum bytes of samples that were requested and not yet handed out; raise it for a long, fast
+            link. The next batch and the one being filled are not counted. If this process decodes the samples, those
+            being decoded are not counted either: one request per core and one more, with up to 2 MiB of pixels each.
+        cache_bytes: bytes of the trainer's memory for features that are kept between epochs; 0 keeps none.
+        cache_folder: folder at the trainer that also keeps features on disk, for later epochs and later jobs, which
+            then need not request them; jobs on one machine may share it. None keeps none on disk.
         cache_disk_bytes: maximum bytes of the features in ``cache_folder``.
-        views: random augmentations cached per sample: epoch ``e`` uses number ``e mod views``. 0 draws new ones each
-            epoch, and caches none.
-        slack: number of places a sample may be handed out ahead of the earliest one that is still missing; 0 keeps the
-            order, None lets whatever arrived go first. Every sample comes once in its epoch all the same. Several
-            ranks, worker processes and replays keep the order, whatever it is.
-        hedge_quantile: share from 0 to 1: a request that is under way for longer than this share of those before it is
-            made a second time, so that at most the rest of them are made twice; 1 makes none twice.
-        ramp: begin with the samples of two requests and more with each answer; False sends all that are allowed at
-            once, which a long link answers with losses and a node with a queue.
-        retry_for_s: seconds for which a sample is asked for again while its node does not answer, before the job stops.
-        deadline_s: seconds of silence on a connection after which it counts as broken, also of a store that a node in
-            this process reads.
-        device_batch: samples in one run of the frozen layers that are left to the trainer, a multiple of 8; keep it
-            the node's, so that features are the same bits wherever they are computed.
-        trainer_memory_bytes: memory that frozen layers may take at the trainer; a cut that leaves more is not planned.
-            None is what the trainer's accelerator has free, or what this process may use.
-        skip_allowance: share of a data set's samples that may be unreadable before the job stops. A job and its worker
-            processes count together, each rank for itself.
-        allow_nonfinite: go on where the frozen layers give Inf or NaN for a sample: the loop gets the row as it is, and
-            it is counted and kept in no cache. Else the job stops at the first such row, and names it.
-        follow: True plans again while the job runs, where what is measured says so.
-        trial_s: seconds that a job allows for trials of engines at its node, whether they pay for it or not; 0 tries
-            none, and takes what is known. None has those tried that save the job more time than they take, and any
+        views: number of random augmentations cached per sample: epoch ``e`` uses number ``e mod views``. 0 draws new
+            ones in each epoch and caches none.
+        slack: number of places by which a sample may overtake the earliest sample that has not arrived. 0 keeps the
+            order; None hands out whatever has arrived. Every sample still comes once per epoch. Jobs with several
+            ranks, worker processes or replays always keep the order.
+        hedge_quantile: share, above 0 and up to 1, of earlier requests. A request that takes longer than this share of
+            them is sent a second time, so 0.95 repeats at most 5 % of the requests; 1 repeats none.
+        ramp: True starts with the samples of two requests and requests more with each answer. False sends all allowed
+            requests at once, which can cause packet loss on a long link and a queue at the node.
+        retry_for_s: seconds for which a sample is requested again while its node does not answer, before the job stops.
+        deadline_s: seconds without data after which a connection counts as broken; also for the store, if the node is
+            in this process.
+        device_batch: samples in one forward pass of the frozen layers that run at the trainer, a multiple of 8. Keep it
+            equal to the node's, so that features are the same bits wherever they are computed.
+        trainer_memory_bytes: maximum bytes that frozen layers may take at the trainer; cuts that need more are not
+            planned. None is the free memory of the trainer's accelerator, or the memory that this process may use.
+        skip_allowance: share of a data set's samples, from 0 to 1, that may be unreadable before the job stops. A job
+            and its worker processes count together, each rank separately.
+        allow_nonfinite: True continues if the frozen layers give Inf or NaN for a sample: the loop gets the features as
+            they are; the sample is counted and not cached. False stops the job at the first such sample and names it.
+        follow: True changes the plan while the job runs if measurements show another one to be 15 % faster.
+        trial_s: maximum seconds for trying engines at the job's node, even if the job does not win them back; 0 tries
+            none and uses what is known. None tries those that save the job more time than they take, and any
             that take less than a twentieth of it.
-        measure_first: measure both sides and the link, and try engines, before the job hands out anything. Else it
-            begins with what an earlier job on the same network, data and machines found, or with all frozen layers at
-            the node, and measures while it runs, where that pays.
-        pin_memory: let batches lie in page-locked memory, from which a GPU copies while the loop goes on, as of
-            PyTorch's ``DataLoader``; None does where the model is on such a GPU.
-        io: address of the I/O service that jobs of this machine share, such as
-            ``unix:///run/user/1000/frostline/io.sock``; used where a job names no node.
+        measure_first: True measures both sides and the link, and tries engines, before the first batch. False begins at
+            once, with the measurements of an earlier job on the same network, data and machines if there are any, and
+            measures while it runs if that pays.
+        pin_memory: True puts batches into page-locked memory, from which a GPU copies while the loop continues, as in
+            PyTorch's ``DataLoader``. None does so if the model is on such a GPU.
+        io: address of the I/O service that jobs on this machine share, such as
+            ``unix:///run/user/1000/frostline/io.sock``; used by jobs that name no node. Default: ``FROSTLINE_IO``.
         control: address of the control plane that divides the store between jobs, such as
-            ``http://store-1:7075?job=night``; None reports to the job's first node, ``"none"`` to nobody.
-        token: token that identifies the job to its nodes; None where they know nobody. Never shown or logged.
-        tls: files by which nodes and control planes at ``https://`` are known, and know the job.
+            ``http://store-1:7075?job=night``. Default: ``FROSTLINE_CONTROL``. None reports to the job's first node,
+            ``"none"`` to nobody.
+        token: token that identifies the job to its nodes; never shown or logged. Default: ``FROSTLINE_TOKEN``. None
+            sends none, for nodes without tenants.
+        tls: TLS files for nodes and control planes at ``https://``: the authorities to trust and the job's certificate.
     """
 
     requests_in_flight: int | None = None

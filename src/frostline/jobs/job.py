@@ -250,10 +250,10 @@ class Job(JobTable):
     def refreeze(self) -> None:
         """Use the network as it is now, after layers were unfrozen or frozen weights changed.
 
-        Everything else stays: the data, connections to nodes, what is kept on disk of features, and ``head``, which is
-        the same object with other parameters: give an optimiser those that are trained since. Loaders that were made
-        before are loaders of the new frozen part from their next pass on; a pass that is under way ends with a
-        sentence. Where nothing is frozen any more all of the network runs at the trainer, and ``fallback`` says so.
+        Data, connections and features on disk are kept. ``head`` stays the same object and has the parameters that are
+        trained now: add the new ones to your optimiser. Loaders made before use the new frozen part from their next
+        pass on; a pass that is running ends with an error that says so. If nothing is frozen any more, the whole
+        network runs at the trainer, and ``fallback`` says so.
 
         Raises:
             ModelError: The network cannot be cut; or the head was sharded.
@@ -301,13 +301,12 @@ class Job(JobTable):
     def arrays(self, batch_size: int, *, encoded: bool = False, **options: Unpack[EpochOptions]) -> ArrayLoader:
         """The batches of one epoch as NumPy arrays, for a framework other than PyTorch or for none.
 
-        They are those of ``loader``, sample by sample, and so are their states. PyTorch is not asked for them, unless
-        something is augmented.
+        Samples, order and states are those of ``loader``. They need no PyTorch, unless ``augment`` is given.
 
         Args:
             batch_size: samples of every batch at each rank; the last one of an epoch may have fewer.
-            encoded: give the samples as they lie in the store, which nobody has decoded: ``features`` are ``bytes``, an
-                array of objects. It is for jobs without a model.
+            encoded: True gives the samples undecoded, as they are stored: ``features`` is an array of ``bytes``
+                objects. Only for jobs without a model.
             **options: options of the epoch by name, as of ``loader``; ``augment`` is given a ``Batch`` here too.
 
         Raises:
@@ -325,10 +324,10 @@ class Job(JobTable):
     @add_hints
     @shows_options(LoaderFactory.arrays)
     def epochs(self, batch_size: int, epochs: Sequence[int], **options: Unpack[EpochOptions]) -> "Epochs[Loader]":
-        """Several epochs, such as ``range(10)``: each a loader, asked for while the one before it ends.
+        """Several epochs, such as ``range(10)``: each is a loader, which begins to fetch while the previous one ends.
 
-        What an epoch is asked for early waits in the window until all of the one before was handed out. Where features
-        are kept at the trainer the next epoch finds them, and is not asked for before.
+        So the loop does not wait at the beginning of an epoch. Features that are cached at the trainer are read from
+        the cache and not fetched ahead.
 
         Args:
             batch_size: samples of every batch at each rank; the last one of an epoch may have fewer.
@@ -361,10 +360,10 @@ class Job(JobTable):
         *,
         plain_preprocess: Preprocess | None = None,
     ) -> "Trained":
-        """Train the head on the node, with cross-entropy over the data set's classes; its tensors come back into it.
+        """Train the head on the node, with cross-entropy over the data set's classes, and load the result into it.
 
-        The node must have been started with ``--allow-training``. What happens is told to the job's observer, as it
-        is when the head is trained here. On one machine the losses and the tensors are the same bits as here.
+        The node must have been started with ``--allow-training``. The job's observer gets the same events as when the
+        head is trained here. On one machine losses and weights are the same bits as those of training here.
 
         Args:
             recipe: epochs, batch size, optimiser, learning rate and seed of the training.

@@ -135,7 +135,7 @@ def _weights(data: Dataset, given: GivenWeights) -> Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mixture:
-    """Parts of one data set that take turns by ratio; see ``ordering.MixtureOrder``.
+    """Parts of one data set, interleaved by fixed ratios in each epoch; see ``ordering.MixtureOrder``.
 
     Attributes:
         parts: parts of the job's data set, such as selections of it; a sample may be in several.

@@ -302,14 +302,14 @@ L = TypeVar("L", bound=EpochSource)
 
 
 class Epochs(Generic[L]):
-    """Several epochs one after the other: each is a loader, asked for while the one before it ends.
+    """Several epochs one after the other: each is a loader, which begins to fetch while the previous epoch ends.
 
-    Leaving an epoch early, or this iteration, cancels what was asked for. It is for one thread at a time.
+    Leaving an epoch or this iteration early cancels its requests. Use it from one thread at a time.
 
     Args:
         loader: loader of any epoch.
-        numbers: numbers of the epochs, in the order in which they come; none twice, since a state tells them apart by
-            it.
+        numbers: numbers of the epochs in the order in which they come. None may come twice, because a saved state
+            identifies the epoch by its number.
 
     Attributes:
         loader: the loader as given.

@@ -280,16 +280,16 @@ class Arrays(Unpackable):
     16 bits gives is handed out as ``float32`` (``widened_batch``), and as tensors it is what it was.
 
     Attributes:
-        features: activations at the frost line ``[batch, ...]``; a tuple where several tensors cross it; the
-            preprocessed pixels ``float32[batch, C, H, W]`` where there is no model.
-        labels: ``int64[batch]``, index into the data set's classes.
-        ids: ``int64[batch]`` of the samples.
-        mixed: labels and weights of the other samples that ``FeatureMixup`` mixed in; else None.
-        targets: the declared targets of the data set: an array ``[batch, ...]``, a list with one value a sample where
-            shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
-            masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none. Else
-            None.
-        are_images: features are the pixels of images, which ``batch.images`` gives too.
+        features: activations at the frost line ``[batch, ...]``; a tuple of them if several tensors cross it. Without
+            a model, the preprocessed pixels ``float32[batch, C, H, W]``.
+        labels: ``int64[batch]``, the index of each sample's class in the data set's classes.
+        ids: ``int64[batch]``, the ids of the samples.
+        mixed: labels and weights of the other samples that ``FeatureMixup`` mixed in; None without it.
+        targets: the declared targets of the data set: an array ``[batch, ...]``; a list with one value per sample if
+            shapes differ or values are texts; or a dict of these by name. If none are declared and the data set has
+            masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, with 255 for pixels to
+            ignore. Otherwise None.
+        are_images: True if the features are the pixels of images, which ``batch.images`` gives too.
     """
 
     features: Array | tuple[Array, ...]

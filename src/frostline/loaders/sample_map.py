@@ -66,12 +66,13 @@ class Sample:
     """A sample on its way into a batch, as ``map`` takes it; ``dataclasses.replace`` makes the one that it gives.
 
     Attributes:
-        features: activations at the frost line or the preprocessed pixels, an array; a tuple of arrays where several
-            tensors cross the frost line; the encoded ``bytes`` of ``encoded=True``. Its memory is the sample's own.
-        label: number of its class; -1 where it has none.
-        id: number of the sample in its data set; the sample that ``map`` gives back must have the same.
-        target: the declared target: a number, an array, a text, a list of texts, or a dict of these by
-            name; the mask where the data has masks; None where there is none.
+        features: activations at the frost line, or without a model the preprocessed pixels, as a NumPy array; a tuple
+            of arrays if several tensors cross the frost line; ``bytes`` with ``encoded=True``. Writing to it changes
+            this sample only.
+        label: number of the sample's class; -1 if it has none.
+        id: number of the sample in its data set; the sample that ``map`` returns must have the same.
+        target: the declared target: a number, an array, a text, a list of texts, or a dict of these by name. Without
+            declared targets, the mask if the data has masks, else None.
     """
 
     features: Any

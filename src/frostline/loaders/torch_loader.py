@@ -82,15 +82,15 @@ class Batch(Unpackable):
     """One batch, in CPU memory that belongs to the caller.
 
     Attributes:
-        features: activations at the frost line ``[batch, ...]``; a tuple where several tensors cross it; the
-            preprocessed pixels ``float32[batch, C, H, W]`` where there is no model.
-        labels: ``int64[batch]``, index into the data set's classes.
-        ids: ``int64[batch]`` of the samples.
-        mixed: labels and weights of the other samples that ``FeatureMixup`` mixed in; else None.
-        targets: the declared targets of the data set: a tensor ``[batch, ...]``, a list with one value a sample where
-            shapes differ or values are texts, or a dict of these by name. Where none are declared and the data set has
-            masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, 255 where there is none, as
-            losses are told to ignore. Else None.
+        features: activations at the frost line ``[batch, ...]``; a tuple of them if several tensors cross it. Without
+            a model, the preprocessed pixels ``float32[batch, C, H, W]``.
+        labels: ``int64[batch]``, the index of each sample's class in the data set's classes.
+        ids: ``int64[batch]``, the ids of the samples.
+        mixed: labels and weights of the other samples that ``FeatureMixup`` mixed in; None without it.
+        targets: the declared targets of the data set: a tensor ``[batch, ...]``; a list with one value per sample if
+            shapes differ or values are texts; or a dict of these by name. If none are declared and the data set has
+            masks, ``int64[batch, H, W]``, the class of each pixel of the network's input, with 255 for pixels to
+            ignore. Otherwise None.
         are_images: True if the features are the pixels of images, which ``batch.images`` gives too.
     """
 
@@ -178,7 +178,7 @@ Augment = Callable[[Batch, View], Batch]
 class FeatureNoise:
     """Adds Gaussian noise to every feature.
 
-    A sample's noise is drawn from (seed, epoch, sample id): it is the same in whatever batch the sample stands.
+    A sample's noise depends on seed, epoch and sample id alone, not on the batch that the sample is in.
 
     Attributes:
         share: standard deviation of the noise, relative to the root mean square of the sample's own features.
@@ -205,7 +205,7 @@ class FeatureNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureMixup:
-    """Mixes each sample's features with those of another one of its batch.
+    """Mixes each sample's features with those of another sample in the batch (mixup, at the frost line).
 
     The loss is then ``w * loss(scores, labels) + (1 - w) * loss(scores, batch.mixed.labels)`` for each sample, with
     ``w`` from ``batch.mixed.weights``. Pairs and weights are drawn from seed, epoch and the batch's ids.

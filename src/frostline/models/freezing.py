@@ -33,27 +33,29 @@ M = TypeVar("M", bound=nn.Module)
 
 @add_hints
 def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3, 224, 224)) -> M:
-    """Freeze ``model`` up to the output of the layer ``until``; the rest stays as it is.
+    """Freeze the first layers of ``model``, up to the output of the layer ``until``; later layers are not changed.
 
-    Every parameter that is used before the layer's output is ready no longer requires a gradient, nor does one of the
-    layer that is not used in eval mode. Of several layers, as of a network with several encoders, all parameters that
-    the layers' outputs are computed from no longer do. Modules that are frozen whole, and those without parameters that
-    run nowhere behind them, are put into eval mode, so that BatchNorm uses its stored statistics and dropout is off.
-    The network is run once, on one sample of zeros, to see the order in which its layers are used.
+    The network runs once, on one sample of zeros, to see the order in which its layers are used. Every parameter that
+    is used before the output of ``until`` is ready gets ``requires_grad=False``, and so does every parameter of that
+    layer. With several layers in ``until``, this holds for all parameters that their outputs are computed from.
+    Modules that are completely frozen are put into eval mode, so that BatchNorm uses its stored statistics and dropout
+    is off. So are modules without parameters, such as dropout, that never run behind the frozen ones.
 
     Args:
-        model: the model, changed in place; also a compiled one, or one for several devices (see ``models.modules``).
-        until: the dotted path of the last frozen module, as in ``named_modules()`` of the network or of what is wrapped
-            in it; or ``"features"``, all but the classifier (the last layer that has parameters), where the network has
-            no module of that name. Of several encoders the last frozen module of each, in a list.
-        input_shape: shape of one sample, without the batch; or a ``TensorSpec`` for each input, as for ``cut_network``;
-            or these by the names by which the network takes them, as ``inputs`` of a preprocessing has them.
+        model: the network, changed in place. It may be compiled, or wrapped for several devices (``models.modules``).
+        until: the dotted path of the last frozen module, such as ``"layer3"``, as in ``named_modules()`` of the network
+            or of the network inside a wrapper. ``"features"`` freezes all but the classifier (the last layer that has
+            parameters) if the network has no module of that name. For several encoders, a list with the last frozen
+            module of each.
+        input_shape: shape of one sample, without the batch dimension; by default an image of 224 by 224 pixels. For
+            other inputs one ``TensorSpec`` each, or a dict of them by argument name; a preprocessing has them as its
+            ``inputs``, such as ``fl.preprocess.text(tokenizer).inputs``.
 
     Returns:
         The same ``model``.
 
     Raises:
-        SettingError: What is given is no network, or no path.
+        SettingError: ``model`` is no network, or ``until`` is no path.
         UnknownLayer: There is no such module, or the network never runs it.
         ModelError: The network does not run on a sample of that shape.
     """

@@ -303,16 +303,16 @@ _FIRST_MIXED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShuffle:
-    """A shuffle of neighbours that are read together; see ``BlockOrder``.
+    """A shuffle that reads a block of neighbouring samples by one request; see ``BlockOrder``.
 
     Attributes:
-        samples: neighbours in a block, which are read by one request. Take 1 to 2 MB of them: larger ones need more
-            memory to be mixed as well, smaller ones more requests.
-        mixed: blocks that are mixed with each other; ``samples * mixed`` of them are held in memory, as they are
-            encoded. The more, the nearer it is to the full shuffle (``benchmarks/shuffles.py``).
+        samples: number of neighbouring samples in a block, which one request reads. Choose it so that a block has 1 to
+            2 MB: larger blocks need more memory to be mixed as well, smaller ones need more requests.
+        mixed: number of blocks that are mixed with each other; memory holds ``samples * mixed`` encoded samples. More
+            blocks come nearer to a full shuffle (``benchmarks/shuffles.py``).
 
     Raises:
-        SettingError: a figure that makes no sense.
+        SettingError: a figure makes no sense.
     """
 
     samples: int = 16

@@ -57,33 +57,33 @@ _IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def imagenet(size: int, augment: bool = False, *, value_range: tuple[float, float] | None = None) -> Preprocess:
-    """What networks trained on ImageNet expect, as torchvision does it.
+    """Preprocessing for networks trained on ImageNet, as torchvision does it: resize, centre crop, normalise.
 
     Args:
-        size: side of the network's input; the shorter side is scaled to 8/7 of it (256 for 224).
-        augment: True cuts out a random part and flips at random, anew each epoch, in place of the middle.
-        value_range: values of grey images with more than 8 bits a pixel, such as X-rays, that become black and white,
-            as ``(0, 65535)``; see ``Decode``.
+        size: side of the network's input in pixels. The shorter side of the image is scaled to 8/7 of it (256 for 224).
+        augment: True takes a random crop and a random horizontal flip instead of the centre, new ones in each epoch.
+        value_range: the values that become black and white in grey images with more than 8 bits per pixel, such as
+            ``(0, 65535)`` for X-rays; see ``Decode``.
     """
     decode = Decode(value_range=value_range)
     return Preprocess(steps=(decode, *_geometry(size, augment), _scaled(_IMAGENET_MEAN, _IMAGENET_STD)))
 
 
 def efficientnet_lite(size: int) -> Preprocess:
-    """What EfficientNet-lite expects: bicubic, the middle 7/8, pixels as ``(x - 127) / 128``."""
+    """Preprocessing for EfficientNet-lite: bicubic resize, centre crop of 7/8, pixels as ``(x - 127) / 128``."""
     normalise = Normalize(mean=(127.0,) * 3, std=(128.0,) * 3)
     return Preprocess(steps=(Decode(), Resize(size * 8 // 7, "bicubic"), CenterCrop(size), normalise))
 
 
 def array(shape: tuple[int, ...], dtype: Literal["float32", "int64"] = "float32") -> Preprocess:
-    """What networks take that were trained on rows of numbers, spectra or volumes: an array as it is kept.
+    """Preprocessing for networks on arrays, such as rows of numbers, spectra or volumes: the stored array, converted.
 
-    Samples are ``.npy`` files in class folders or tars, or such bytes in a column of Parquet files; NumPy's ``save``
-    writes them. Every sample has the same shape. Stored numbers of any type become float32; whole ones may stay whole.
+    Samples are ``.npy`` files, as NumPy's ``save`` writes them, in class folders or tars, or such bytes in a column of
+    Parquet files. Every sample has the same shape.
 
     Args:
-        shape: shape of every sample, without the batch.
-        dtype: type of the numbers that the network takes, ``float32`` or ``int64``.
+        shape: shape of every sample, without the batch dimension.
+        dtype: type of the network's input. ``float32`` converts numbers of any type; ``int64`` keeps whole numbers.
 
     Raises:
         SettingError: The shape or the type makes no sense, or there are too many numbers.
@@ -101,20 +101,21 @@ def audio(
     hop_length: int = 160,
     normalize: bool = False,
 ) -> Preprocess:
-    """What networks for sound expect: a log-mel spectrogram ``[1, n_mels, frames]``, or the wave ``[samples]``.
+    """Preprocessing for networks on sound: a log-mel spectrogram ``float32[1, n_mels, frames]``, or a waveform.
 
     Sounds are WAV, FLAC or OGG files in class folders or tars, or such bytes in a column of Parquet files. Channels are
-    averaged, other rates resampled (soxr), and every sound is cut to one length or padded with silence behind it. A
-    spectrogram is ``log(MelSpectrogram(wave) + 1e-6)`` with torchaudio's ``MelSpectrogram``, to 1e-4.
+    averaged, other sample rates are resampled (soxr), and every sound is cut to the same length or padded with silence
+    at its end. A spectrogram equals ``log(MelSpectrogram(wave) + 1e-6)`` with torchaudio's ``MelSpectrogram``, within
+    1e-4. A waveform is ``float32[samples]``.
 
     Args:
-        seconds: length of every sample in seconds; longer sounds are cut, shorter ones get silence behind.
-        sample_rate: samples a second; sounds of other rates are resampled.
+        seconds: length of every sample in seconds; longer sounds are cut, shorter ones are padded.
+        sample_rate: samples per second; sounds of other rates are resampled.
         features: ``log_mel`` for a spectrogram, or ``waveform``.
         n_mels: number of mel bands of a spectrogram.
-        n_fft: samples of a frame of a spectrogram, 25 ms by default.
-        hop_length: samples from one frame of a spectrogram to the next, 10 ms by default.
-        normalize: bring a waveform to mean 0 and variance 1, as Wav2Vec2's feature extractor does.
+        n_fft: samples in one frame of a spectrogram; the default is 25 ms.
+        hop_length: samples from one frame of a spectrogram to the next; the default is 10 ms.
+        normalize: True scales a waveform to mean 0 and variance 1, as Wav2Vec2's feature extractor does.
 
     Raises:
         SettingError: An argument makes no sense, or the packages ``soundfile`` and ``soxr`` are not installed.
@@ -128,14 +129,14 @@ def audio(
 def text(
     tokenizer: TextTokenizer, max_length: int = 128, *, names: tuple[str, str] = ("input_ids", "attention_mask")
 ) -> Preprocess:
-    """What networks for text expect: token ids and attention mask, ``int64[2, max_length]``.
+    """Preprocessing for networks on text: token ids and attention mask, ``int64[2, max_length]``.
 
-    They are those of a fast tokenizer of transformers with ``padding="max_length"`` and ``truncation=True``.
+    They equal those of a fast tokenizer of transformers with ``padding="max_length"`` and ``truncation=True``.
 
     Args:
         tokenizer: path of a ``tokenizer.json``, a ``tokenizers.Tokenizer``, or a fast tokenizer of transformers.
         max_length: number of tokens that every text is padded or cut to.
-        names: arguments of the network's ``forward`` that take the ids and the mask.
+        names: names of the arguments of the network's ``forward`` that take the token ids and the attention mask.
 
     Raises:
         SettingError: The tokenizer is of none of these kinds, is broken, has no token to pad with or is too large, the
@@ -147,14 +148,14 @@ def text(
 
 
 def named_inputs(**parts: Preprocess) -> Preprocess:
-    """What networks with several inputs expect, such as CLIP: each input made of a part of the sample of its own.
+    """Preprocessing for networks with several inputs, such as CLIP: one preprocessing per input.
 
-    The data set says which column holds which part: ``Dataset(url, column={"pixel_values": "image", ...})``. A sample
-    travels as one array of 64-bit numbers, which its method ``unpack`` takes apart where no network does.
+    The data set says which column holds which input: ``Dataset(url, column={"pixel_values": "image", ...})``. A sample
+    is sent as one array of 64-bit numbers; without a network, ``unpack`` of the result takes it apart by name.
 
     Args:
-        **parts: preprocessing of each part, by the argument of the network's ``forward`` that takes it; a text by the
-            one that takes its token ids, and its mask by the second of its ``names``.
+        **parts: preprocessing of each input, by the name of the ``forward`` argument that takes it. A text has the name
+            of the argument for its token ids; the second of its ``names`` takes the attention mask.
 
     Raises:
         SettingError: There are fewer than two parts or more than eight, two have one name, texts have several

@@ -126,22 +126,25 @@ class Passes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a head is trained, with cross-entropy as its loss; the same bits wherever it is followed on one machine.
+    """The hyperparameters of training a head, as data. Trainer and node get the same bits from it on one machine.
 
     Attributes:
-        epochs: passes over the training samples; None makes as many as suit the job, as ``passes`` decides.
-        batch_size: samples of one optimiser step.
-        optimizer: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
-        learning_rate: learning rate of the optimiser, at its height where a schedule changes it.
-        weight_decay: weight decay of the optimiser; None takes its own default (0.01 of ``adamw``, else none).
-        label_smoothing: share of every sample's class that cross-entropy spreads over all classes.
-        schedule: ``constant``, or ``cosine`` or ``linear``: the learning rate falls to nothing by the last step.
-        warm_up: steps in which the learning rate rises to its height; below 1 a share of all steps.
-        bf16: compute scores in bfloat16, by autocast; parameters, loss and optimiser stay as they are.
-        patience: passes without a lower held-out loss after which training ends, with the best head; None: 5 where
-            ``epochs`` is None, and else all passes.
-        seed: seed of order, dropout and random preprocessing.
-        selects: True if the held-out samples may decide how many passes there are; False where they are a last test.
+        epochs: passes over the training samples. None trains until the held-out loss no longer falls, or as many as
+            ``passes`` decides.
+        batch_size: samples in one optimiser step.
+        optimizer: name of the optimiser: ``adam``, ``adamw`` or ``sgd`` (momentum 0.9).
+        learning_rate: learning rate of the optimiser; with a schedule or warm-up the highest one.
+        weight_decay: weight decay of the optimiser. None is the optimiser's own default (0.01 for ``adamw``, else 0).
+        label_smoothing: share of each label, from 0 to below 1, that the cross-entropy spreads over all classes.
+        schedule: course of the learning rate after the warm-up: ``constant``, or falling to 0 at the last step by a
+            ``cosine`` or ``linear`` curve.
+        warm_up: number of steps in which the learning rate rises to ``learning_rate``; below 1 a share of all steps.
+        bf16: True computes scores in bfloat16, by autocast. Parameters, loss and optimiser stay in float32.
+        patience: passes without a lower held-out loss after which training stops and keeps the best head. None is 5 if
+            ``epochs`` is None; otherwise all passes are made.
+        seed: seed of the order, dropout and random preprocessing.
+        selects: True if held-out samples may decide when training stops, and so which head is kept; False if they are a
+            final test.
     """
 
     epochs: int | None = None
