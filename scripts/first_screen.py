@@ -19,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 NODE = "http://store-1:7070"
+FOLDER = "/data/photos"
 IMAGES = """
 from pathlib import Path
 from PIL import Image
@@ -40,7 +41,7 @@ def stranger(loop, url, *, random_weights):
     """The same lines near a node that is there."""
     if NODE not in loop:
         raise SystemExit(f"the README's loop names no node {NODE}")
-    loop = loop.replace(NODE, url)
+    loop = loop.replace(NODE, url).replace(FOLDER, "photos")
     return loop.replace("pretrained=True", "pretrained=False") if random_weights else loop
 
 

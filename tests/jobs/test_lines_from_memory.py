@@ -581,3 +581,15 @@ def test_a_sample_that_cannot_be_decoded_is_named(tmp_path):
     (tmp_path / CLASSES[0] / "broken.jpg").write_bytes((tmp_path / CLASSES[0] / "whole.jpg").read_bytes()[:300])
     with pytest.raises(SampleError, match=r"circle/broken\.jpg: "):
         fl.Dataset(tmp_path)[0]
+
+
+def test_a_path_given_with_a_node_on_another_machine_is_listed_by_that_node(photos, quick, shared_node, monkeypatch):
+    monkeypatch.setattr("frostline.datasets.source._is_here", lambda url: False)
+    monkeypatch.setattr(
+        "frostline.datasets.source.load_manifest", lambda *_, **__: pytest.fail("listed at the trainer")
+    )
+    model = fl.freeze(Small(), until="stem", input_shape=(3, 32, 32))
+    with fl.offload(model, str(photos), preprocess=quick, near=shared_node.url) as job:
+        assert sum(len(batch) for batch in job.loader(batch_size=4)) == 4 * len(CLASSES)
+    loader = fl.loader(str(photos), batch_size=4, preprocess=quick, near=[shared_node.url])
+    assert sum(len(batch) for batch in loader) == 4 * len(CLASSES)

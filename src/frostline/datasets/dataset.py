@@ -25,7 +25,7 @@ from frostline.datasets.manifest import DatasetStatistics, Manifest, rows_of_ids
 from frostline.datasets.manifest_store import NamedSplits
 from frostline.datasets.reading import SequentialReader, masks_of
 from frostline.datasets.selection import Selection, relabel
-from frostline.datasets.source import ManifestSource, canonical_url
+from frostline.datasets.source import ManifestSource, canonical_url, listing_nodes
 from frostline.datasets.targets import (
     MultiLabel,
     TargetColumns,
@@ -685,18 +685,21 @@ DatasetLike: TypeAlias = Dataset | str | Path | _Subset | _Joined
 """What stands for a data set: itself, a path or URL, or parts of one as PyTorch divides and joins it."""
 
 
-def dataset_from(data: DatasetLike) -> Dataset:
+def dataset_from(data: DatasetLike, near: str | Sequence[str] | None = None, token: str | None = None) -> Dataset:
     """The data set that a caller means: itself, what lies at a path, or parts of one as PyTorch divides and joins it.
 
     Args:
         data: data set, path or URL, ``torch.utils.data.Subset`` of a data set, as ``random_split`` makes them, or
             ``ConcatDataset`` of parts of one data set.
+        near: addresses of nodes, which list what lies at a path or URL.
+        token: secret that identifies this user to them.
 
     Raises:
         SettingError: it is none of these, or joined parts are of different data.
     """
     if isinstance(data, str | Path):
-        return Dataset(data)
+        nodes = () if near is None else listing_nodes([near] if isinstance(near, str) else near, str(data))
+        return Dataset(data, near=nodes or None, token=token)
     kind = type(data)
     if kind.__module__ == "torch.utils.data.dataset":  # by name, since data sets need no torch
         if kind.__name__ == "Subset":

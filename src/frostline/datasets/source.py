@@ -21,8 +21,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +59,7 @@ from frostline.ordering import Chosen
 from frostline.preprocess import Applied
 from frostline.stores.local import error_of_system
 from frostline.stores.open import open_store
-from frostline.stores.urls import normalise_url
+from frostline.stores.urls import normalise_url, parse_url
 from frostline.wire.connection import Connections, Exchange, Message, address_of, time_limit
 from frostline.wire.listings import MAX_KNOWN, ListingRequest, ManifestHead, event_from_line, failure_from_json
 from frostline.wire.messages import error_from_answer
@@ -68,6 +70,7 @@ __all__ = (
     "NodeListing",
     "canonical_url",
     "check_manifest_file",
+    "listing_nodes",
     "missing_parts",
     "open_manifest",
     "splits_of",
@@ -263,6 +266,39 @@ def _node_urls(near: str | Sequence[str]) -> tuple[str, ...]:
         else:
             address_of(url)
     return urls
+
+
+def listing_nodes(near: Sequence[str], data: str) -> tuple[str, ...]:
+    """Addresses of a job's nodes, which list its data; none where it is listed here.
+
+    That is so for an I/O service, which lists nothing, and for a folder of this machine beside nodes of this machine.
+
+    Args:
+        near: addresses of nodes and of lists of nodes.
+        data: path or URL of the data.
+
+    Raises:
+        NodeUnreachable: a list cannot be read.
+        SettingError: an address is none.
+    """
+    nodes = listed_nodes(tuple(near))
+    if any(not url.startswith(("http:", "https:")) for url in nodes):
+        return ()
+    return () if all(map(_is_here, nodes)) and _is_folder_here(data) else tuple(near)
+
+
+def _is_here(url: str) -> bool:
+    """Whether a node's address is the loopback's."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_folder_here(data: str) -> bool:
+    root = parse_url(data)
+    return root.scheme == "file" and Path(root.path).exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,8 +82,9 @@ def offload(
     Args:
         model: network whose parameters require gradients where they are trained (see ``freeze``); None loads
             preprocessed pixels.
-        data: data set, or its path or URL, or a part of one as PyTorch's ``random_split`` makes it. With
-            ``changed="rebuild"`` it is listed again now.
+        data: data set, or its path or URL, which the nodes of ``near`` list; or a part of a data set as PyTorch's
+            ``random_split`` makes it. A path means the nodes' own machines. With ``changed="rebuild"`` it is listed
+            again now.
         preprocess: steps from encoded bytes to the network's input. Default: ImageNet's at 224 pixels. For a ready
             format give all steps too; those that were applied when it was made are not repeated.
         transform: preprocessing as a transform of torchvision or timm, an image processor of transformers, or a
@@ -125,8 +126,8 @@ def offload(
         NodeUnreachable: No node answers at any of the addresses in ``near``.
         Refused: The node does not serve the data, or does not run the network; the message says why.
     """
-    data = dataset_from(data)
     check_type("settings", settings, LoaderSettings, NoneType)
+    data = dataset_from(data, near, None if settings is None else settings.token)
     if isinstance(node, str):
         raise SettingError(f"node takes the settings of a node in this process: for one elsewhere give near={node!r}")
     check_type("node", node, NodeSettings, NoneType)

@@ -8,9 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import ip_address
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.lib import format as npy
@@ -22,14 +20,13 @@ from frostline.datasets import Dataset
 from frostline.datasets.dataset import roots_of
 from frostline.datasets.formats.folders import SOUND_SUFFIXES, suffix_of
 from frostline.datasets.reading import open_samples
+from frostline.datasets.source import listing_nodes
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, array, audio
 from frostline.preprocess.images import header_of
 from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages, is_sound, seconds_of
 from frostline.preprocess.steps import is_argument, unframe_parts
-from frostline.stores.urls import parse_url
 from frostline.training.recipe import LowRank, Unfreezing
-from frostline.wire.node_lists import listed_nodes
 from frostline.wire.recipes import LOSSES, SCHEDULES, TASKS, Recipe
 
 __all__ = (
@@ -144,10 +141,7 @@ class JobSettings:
         near = tuple(url for url in (self.near, *self.also_near) if url is not None)
         if self.list_locally or self.format == URLS:
             return ()
-        nodes = listed_nodes(near)
-        if any(not url.startswith(("http:", "https:")) for url in nodes):
-            return ()
-        return () if all(map(_is_here, nodes)) and _is_folder_here(self.data) else near
+        return listing_nodes(near, self.data)
 
     @property
     def learns(self) -> str:
@@ -337,20 +331,6 @@ class ExtractSettings:
 def is_factory(model: str) -> bool:
     """Whether the name of a network is a function of the user's own, which runs where the network is built."""
     return model.partition(":")[0] not in FAMILIES
-
-
-def _is_here(url: str) -> bool:
-    """Whether a node's address is the loopback's."""
-    host = urlsplit(url).hostname or ""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_folder_here(data: str) -> bool:
-    root = parse_url(data)
-    return root.scheme == "file" and Path(root.path).exists()
 
 
 IMAGES = "images"
