@@ -64,7 +64,70 @@ _READ_TOGETHER = 32
 _SIDE = 224
 
 
-class Dataset(ShownInNotebooks):
+class _KnownNames:
+    """Names by which users of torchvision, datasets, scikit-learn and pandas know what a data set has."""
+
+    @property
+    def class_to_idx(self: Any) -> dict[str, int]:
+        """The number of each class by its name, as torchvision's data sets have it."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def targets(self: Any) -> TargetValues:
+        """The target of each sample, as a batch has them, read from the manifest alone.
+
+        Without declared targets these are the labels, ``int64[len(self)]`` with -1 where a sample has none, as
+        torchvision's data sets have them. Masks are not among them: they are read with their samples.
+
+        Raises:
+            SettingError: there is no such column, or masks are declared.
+            DataError: a column's values cannot be targets, or samples have none where they must.
+        """
+        columns: TargetColumns | None = self.target_columns
+        if columns is None:
+            return np.asarray(self.samples.labels, np.int64)
+        if columns.has_masks:
+            raise SettingError("masks are read with their samples: take the targets of data[0], or of a loader's batch")
+        return columns.at(np.arange(len(self)))
+
+    def shuffle(self: Any, seed: int = 0) -> "Dataset":
+        """The same samples in a seeded random order, 8 bytes a sample; a loader with ``shuffle=True`` needs none."""
+        shuffled: Dataset = self.take(np.random.default_rng(seed).permutation(len(self)))
+        return shuffled
+
+    def to_pandas(self: Any) -> Any:
+        """The columns of the samples as a ``DataFrame`` of pandas, which has to be installed, one row a sample."""
+        return pa.table({name: self.column(name) for name in self.columns}).to_pandas()
+
+    def train_test_split(self: Any, test_size: float = 0.25, *, seed: int = 0) -> "dict[str, Dataset]":
+        """Divide each class into a part to train on and a part to test on, as ``split`` does with these two names.
+
+        Args:
+            test_size: share of the samples to test on, a float below 1; or about so many of them, an int.
+            seed: seed of the draw; the same seed gives the same parts.
+
+        Raises:
+            SettingError: the size makes no sense.
+            DataError: a part would be empty.
+        """
+        share = test_size / max(1, len(self)) if isinstance(test_size, int) else test_size
+        if not 0 < share < 1:
+            raise SettingError(f"test_size is a share below 1 or fewer than the {len(self)} samples, not {test_size}")
+        parts: dict[str, Dataset] = self.split({"train": 1 - share, "test": share}, seed)
+        return parts
+
+    def with_transform(self: Any, transform: Transform | None) -> "Dataset":
+        """The same samples with another preprocessing, as the argument ``transform`` of this class.
+
+        Raises:
+            SettingError: it takes no image.
+        """
+        same: Dataset = self._with(self.selection.rows)
+        same.transform = transform
+        return same
+
+
+class Dataset(_KnownNames, ShownInNotebooks):
     """A data set that is read where it is stored, in the format that it has: see ``datasets.formats``.
 
     Nothing is read when it is made. The first property that needs the samples lists the data and finds or builds the
@@ -193,16 +256,6 @@ class Dataset(ShownInNotebooks):
             declare(transform)  # refuses what takes no image
         self._transform = self._asked["transform"] = transform
 
-    def with_transform(self, transform: Transform | None) -> "Dataset":
-        """The same samples with another preprocessing, as the argument ``transform`` of this class.
-
-        Raises:
-            SettingError: it takes no image.
-        """
-        same = self._with(self.selection.rows)
-        same.transform = transform
-        return same
-
     @property
     def selection(self) -> Selection:
         """The whole manifest and the rows of it that are in this data set, for other parts of Frostline."""
@@ -244,24 +297,6 @@ class Dataset(ShownInNotebooks):
         return self._declared is not None
 
     @property
-    def targets(self) -> TargetValues:
-        """The target of each sample, as a batch has them, read from the manifest alone.
-
-        Without declared targets these are the labels, ``int64[len(self)]`` with -1 where a sample has none, as
-        torchvision's data sets have them. Masks are not among them: they are read with their samples.
-
-        Raises:
-            SettingError: there is no such column, or masks are declared.
-            DataError: a column's values cannot be targets, or samples have none where they must.
-        """
-        columns = self.target_columns
-        if columns is None:
-            return np.asarray(self.samples.labels, np.int64)
-        if columns.has_masks:
-            raise SettingError("masks are read with their samples: take the targets of data[0], or of a loader's batch")
-        return columns.at(np.arange(len(self)))
-
-    @property
     def target_columns(self) -> TargetColumns | None:
         """The declared targets of these samples; None where no column was declared.
 
@@ -298,11 +333,6 @@ class Dataset(ShownInNotebooks):
         return self.manifest.classes
 
     @property
-    def class_to_idx(self) -> dict[str, int]:
-        """The number of each class by its name, as torchvision's data sets have it."""
-        return {name: number for number, name in enumerate(self.classes)}
-
-    @property
     def digest(self) -> str:
         """SHA-256 that identifies exactly these samples."""
         return self.manifest.digest
@@ -331,13 +361,6 @@ class Dataset(ShownInNotebooks):
             if self._row(first) != first:
                 found = np.where(found < 0, found + len(self), found)
         return self._with(self.selection.take(found))
-
-    def shuffle(self, seed: int = 0) -> "Dataset":
-        """The same samples in a seeded random order, as a data set of its own, 8 bytes a sample.
-
-        A loader needs none of it: ``loader(data, batch_size=32, shuffle=True)`` draws another order each epoch.
-        """
-        return self.take(np.random.default_rng(seed).permutation(len(self)))
 
     def concatenate(self, *others: "Dataset") -> "Dataset":
         """These samples, then those of other subsets of the same data; a sample in several comes several times.
@@ -376,10 +399,6 @@ class Dataset(ShownInNotebooks):
         same = Dataset(self._url, **self._asked)
         same._selected = Selection(self.selection.with_columns(columns), None)
         return same
-
-    def to_pandas(self) -> Any:
-        """The columns of the samples as a ``DataFrame`` of pandas, which has to be installed, one row a sample."""
-        return pa.table({name: self.column(name) for name in self.columns}).to_pandas()
 
     def select(self, chosen: str | pc.Expression | Sequence[int] | npt.NDArray[np.int64]) -> "Dataset":
         """The samples for which an expression is true, in their order; or the samples at the given rows, as ``take``.
@@ -449,22 +468,6 @@ class Dataset(ShownInNotebooks):
         """See ``split``, by a share to hold out; nothing warns of small classes."""
         parts = self.selection.divide([1 - share, share], seed, by=by, balanced=balanced)
         return self._part_number(parts, 0), self._part_number(parts, 1)
-
-    def train_test_split(self, test_size: float = 0.25, *, seed: int = 0) -> "dict[str, Dataset]":
-        """Divide each class into a part to train on and a part to test on, as ``split`` does with these two names.
-
-        Args:
-            test_size: share of the samples to test on, a float below 1; or about so many of them, an int.
-            seed: seed of the draw; the same seed gives the same parts.
-
-        Raises:
-            SettingError: the size makes no sense.
-            DataError: a part would be empty.
-        """
-        share = test_size / max(1, len(self)) if isinstance(test_size, int) else test_size
-        if not 0 < share < 1:
-            raise SettingError(f"test_size is a share below 1 or fewer than the {len(self)} samples, not {test_size}")
-        return self.split({"train": 1 - share, "test": share}, seed)
 
     def split_by(self, column: str) -> "dict[str, Dataset]":
         """One subset for each value of a column, such as folds, in a dict by the value as text.
