@@ -1,4 +1,4 @@
-"""torch.export changes what other threads compute; tracing through Frostline does not."""
+"""torch.export, by which engines are compiled, changes what other threads compute; not so where Frostline calls it."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from frostline.core import TensorSpec
+from frostline.engines.machine import trace_slot
 from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network, freeze
-from frostline.models.trace_cache import trace
+from frostline.models.tracing import trace
 from support.networks import Small
 
 SHAPE = (3, 32, 32)
@@ -23,9 +24,11 @@ def test_features_computed_while_another_thread_traces_are_the_same_bits():
     done = threading.Event()
 
     def trace_some():
-        other = Small()
+        other, batch = Small().eval(), {0: torch.export.Dim("batch")}
         for _ in range(3):
             trace(other, [TensorSpec(SHAPE)], training={path: False for path, _ in other.named_modules()})
+            with trace_slot():
+                torch.export.export(other, (torch.zeros(2, *SHAPE),), strict=False, dynamic_shapes=(batch,))
         done.set()
 
     thread = threading.Thread(target=trace_some)

@@ -15,7 +15,7 @@ from support.nodes import artifact_of, make_images, small_network
 
 pytestmark = pytest.mark.usefixtures("plain_starts")
 
-HEAVY = ("cassandra", "frostline.models.trace_cache", "matplotlib", "scipy", "sympy", "torch")
+HEAVY = ("cassandra", "matplotlib", "scipy", "sympy", "torch")
 """What a loop of another framework, or of none, has no use of; pandas is not ours to say: pyarrow imports it."""
 
 LIGHT = (
@@ -117,7 +117,7 @@ def _has_torch(pid):
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_plain_loops_and_trainings_of_pytorch_import_nothing_that_traces_networks_plots_or_compiles(tmp_path):
+def test_plain_loops_and_trainings_of_pytorch_import_nothing_that_plots_or_compiles(tmp_path):
     code = f"""
 import frostline as fl, frostline.loaders
 assert "torch" not in sys.modules
@@ -138,6 +138,21 @@ for name in ("adam", "adamw", "sgd"):
 heavy = [name for name in ("torch._dynamo", *{HEAVY}) if name in sys.modules]
 assert heavy == ["torch"], heavy
 assert fl.freeze is frostline.models.freeze is frostline.models.freeze
+"""
+    assert "torch" in ran(code, image_folder(tmp_path, per_class=2))
+
+
+def test_a_network_is_cut_and_trained_without_the_compiler_of_pytorch(tmp_path):
+    code = f"""
+import torch
+import frostline as fl
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 9))
+with fl.offload(fl.freeze(model, "0", input_shape=(3, 224, 224)), sys.argv[1]) as job:
+    for x, y in job.loader(4):
+        torch.nn.functional.cross_entropy(job.head(x), y).backward()
+assert model[3].weight.grad is not None
+heavy = [name for name in ("torch._dynamo", *{HEAVY}) if name in sys.modules]
+assert heavy == ["torch"], heavy
 """
     assert "torch" in ran(code, image_folder(tmp_path, per_class=2))
 

@@ -16,13 +16,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
-from torch import nn
 
 from frostline import demo
 from frostline.cache import FeatureStore
 from frostline.callbacks.traces import TraceFile
 from frostline.control.store import RecordStore
-from frostline.core import TensorSpec
 from frostline.core.errors import DataError, OrderMismatch, SettingError, UnsafeArtifact
 from frostline.core.files import with_schema, without_schema
 from frostline.core.system import __version__
@@ -35,7 +33,6 @@ from frostline.jobs.measuring import MeasurementCache, Measurements
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey
 from frostline.models.artifact import GraphLimits, header_of
 from frostline.models.row_check import mixed_rows
-from frostline.models.trace_cache import trace
 from frostline.node.inspection import Inspector, kept_inspections
 from frostline.node.trials.queue import TrialPolicy
 from frostline.node.trials.store import TrialStore
@@ -70,7 +67,6 @@ NUMBERED = {
     "jobs/profiling.py": "_FORMAT",
     "models/artifact.py": "_FORMAT",
     "models/row_check.py": "_FORMAT",
-    "models/trace_cache.py": "_FORMAT",
     "node/inspection.py": "_FORMAT",
     "node/trials/store.py": "_FORMAT",
     "ordering/shards.py": "_SCHEMA",
@@ -350,12 +346,12 @@ def test_a_cache_of_another_version_is_made_anew(tmp_path, monkeypatch, made):
 
 @pytest.mark.parametrize(
     ("module", "place"),
-    [("models/row_check.py", "rows"), ("node/inspection.py", "inspections"), ("models/trace_cache.py", "traces")],
+    [("models/row_check.py", "rows"), ("node/inspection.py", "inspections")],
 )
 def test_a_cache_whose_files_are_named_by_the_number_is_made_anew(tmp_path, monkeypatch, module, place):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     name = f"frostline.{module.removesuffix('.py').replace('/', '.')}"
-    make = {"rows": check_rows, "inspections": inspect, "traces": keep_trace}[place]
+    make = {"rows": check_rows, "inspections": inspect}[place]
 
     def files():
         return {path: path.stat().st_ino for path in (tmp_path / "frostline" / place).iterdir()}
@@ -380,11 +376,6 @@ def inspect():
     _, body = artifact_of(small_network())
     with Inspector(kept=kept_inspections()) as inspector:
         inspector.inspect(header_of(body), max_rows=2, max_check_s=20, limits=LIMITS)
-
-
-def keep_trace():
-    network = nn.Linear(2, 2)
-    trace(network, [TensorSpec(shape=(2,), dtype="float32")], training={"": True})
 
 
 @pytest.mark.parametrize("in_memory_bytes", [0, 1 << 30])

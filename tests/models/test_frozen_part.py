@@ -115,7 +115,7 @@ def test_the_frost_line_ends_before_an_operation_that_mixes_rows(kind):
         features = [torch.cat(columns) for columns in zip(*parts, strict=True)]
     torch.manual_seed(1)
     assert torch.allclose(network.head(features), expected, rtol=1e-6, atol=1e-6)
-    assert network.fallback is not None
+    assert network.fallback or network.rest.why
 
 
 @pytest.mark.parametrize("kind", ["a mean", "softmax", "flip", "roll", "cumsum"])

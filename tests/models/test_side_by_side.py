@@ -167,6 +167,7 @@ class Mixed(nn.Module):
 
 @settings(max_examples=20)
 @given(program=PROGRAMS)
+@example(program=[("add", 0, 0), ("frozen", 0, 0), ("trained", 0, 0)])
 @example(program=[("trained", 0, 0), ("frozen", 1, 0), ("add", 0, 1)])
 @example(program=[("trained", 0, 0), ("slice in place", 1, 0), ("frozen", 0, 0), ("frozen", 2, 0)])
 @example(program=[("add", 1, 0), ("turn", 0, 0), ("trained", 0, 0)])

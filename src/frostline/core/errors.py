@@ -13,7 +13,7 @@ FrostlineError
 │   │   ├── UnknownLayer      no such layer; carries the nearest names
 │   │   ├── WeightsMismatch   a weights file that does not fit the network
 │   │   ├── WeightsMissing    no pretrained weights on this machine, and none to be fetched
-│   │   ├── NotTraceable      torch.export cannot follow the network
+│   │   ├── NotTraceable      no graph can say what the network does
 │   │   ├── NothingFrozen     no computation stands before the first trainable layer
  │   │   ├── NetworkChanged    frozen layers are not what they were when the job was made
 │   │   ├── FrozenInTrainMode a frozen layer would behave differently in train mode
@@ -163,7 +163,7 @@ class WeightsMissing(ModelError):
 
 
 class NotTraceable(ModelError):
-    """torch.export cannot follow the network, or it uses what Frostline cannot carry."""
+    """No graph can say what the network does: it decides by values, or uses what Frostline cannot carry."""
 
 
 class NothingFrozen(ModelError):

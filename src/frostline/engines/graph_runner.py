@@ -53,7 +53,7 @@ __all__ = (
 
 
 # Pure computation over the arguments: nothing here reads a file, runs code it is given, or keeps state.
-# Collected from torch.export traces of AlexNet, ResNet, VGG, DenseNet, MobileNet, EfficientNet, ConvNeXt, ViT,
+# Collected from traces of AlexNet, ResNet, VGG, DenseNet, MobileNet, EfficientNet, ConvNeXt, ViT,
 # DistilBERT and BERT, and of the networks in docs/networks.md. Random operators are left out, since a prefix must be a
 # function of its input, and so are divisions of integers, which end the process where the divisor is bad. What takes
 # indices checks them (see below).

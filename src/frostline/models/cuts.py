@@ -99,7 +99,30 @@ def _frontiers(
     places = found if all(value.dtype.startswith("int") for value in first.values) else [first, *found]
     singles = [frontier for frontier in places if len(frontier.values) == 1]
     kept = [frontier for frontier in found if len(frontier.values) == 1 or _is_worth_two(frontier, singles)]
-    return _with_one_as_asked(kept, [frontier for frontier in legal if frontier.after in asked])
+    return _reaching_each_other(_with_one_as_asked(kept, [place for place in legal if place.after in asked]), graph)
+
+
+def _reaching_each_other(places: Sequence[Frontier], graph: Graph) -> list[Frontier]:
+    """Those places, in order, from whose values those of each later one can be made: work goes on from any of them.
+
+    A later place may be crossed by what an earlier one's value was made of cheaply; that one is left out.
+    """
+    flow, kept = Flow(graph), list[Frontier]()
+    nodes = {node.name: node for node in graph.nodes}
+    for place in reversed(places):
+        waiting = [name for later in kept for name in later.names]
+        made = set[str](place.names)
+        while waiting:
+            name = waiting.pop()
+            if name in made:
+                continue
+            if name not in nodes:
+                break
+            made.add(name)
+            waiting.extend(read for read in reads(nodes[name]) if read in flow.data)
+        else:
+            kept.append(place)
+    return kept[::-1]
 
 
 def narrowest_frontier(

@@ -46,8 +46,7 @@ from frostline.models.modules import (
     zeros,
 )
 from frostline.models.skipping import Unsteady
-from frostline.models.trace_cache import trace
-from frostline.models.tracing import UNFIT, cast_inputs, device_of, kept_draws, run_whole
+from frostline.models.tracing import UNFIT, cast_inputs, device_of, kept_draws, run_whole, trace
 
 __all__ = (
     "ChainedModule",
@@ -254,7 +253,7 @@ _ONE_AT_A_TIME = threading.RLock()
 def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = False) -> CutNetwork:
     """Trace ``model`` as it will be while its head trains, and cut it.
 
-    A network that torch.export cannot follow is cut at the boundary between two of its modules, and where there is
+    A network that cannot be traced is cut at the boundary between two of its modules, and where there is
     none either, not at all: its input is delivered. ``fallback`` says so.
 
     Args:

@@ -36,7 +36,6 @@ from frostline.models.modules import (
 )
 from frostline.models.outside import is_same_plain, outside_values, plain_copy
 from frostline.models.skipping import SkipPlan, makes_same_features, plan_of, run_behind, written_activations
-from frostline.models.trace_cache import trace
 from frostline.models.tracing import (
     UNFIT,
     Trace,
@@ -44,6 +43,7 @@ from frostline.models.tracing import (
     cast_inputs,
     device_of,
     kept_draws,
+    trace,
 )
 
 __all__ = (

@@ -7,7 +7,7 @@ Records a forward pass: which modules it runs, one in another and in order, and 
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -154,24 +154,23 @@ def _without(path: str, names: tuple[str, ...]) -> str:
 
 
 @contextmanager
-def modes(model: nn.Module, training: Mapping[str, bool], *, runs: bool = True) -> Iterator[None]:
+def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
     """Set the modules' modes, and put these, all other attributes and the values of tensors back.
 
     What the user's own code reaches beside them is put back too (see ``models.outside``).
 
     Flags are set one by one, whatever ``train()`` overrides may do beside. A forward pass may leave things in a module
-    (a cache of what it worked out, a buffer that was replaced); where it was only a trace, they are not even real.
+    (a cache of what it worked out, a buffer that was replaced).
 
     Args:
         model: network.
         training: the mode by module path: whether it is to be in train mode.
-        runs: the network is run meanwhile; where it is traced alone no tensor is written.
 
     Raises:
         ModelError: What a run has moved on, such as a generator, cannot be put back.
     """
-    kept = KeptState(model, tensors=not runs)
-    with kept_buffers(model), kept_tensors() if runs else nullcontext():
+    kept = KeptState(model)
+    with kept_buffers(model), kept_tensors():
         try:
             for path, module in model.named_modules():
                 module.training = training[path]

@@ -195,15 +195,12 @@ class KeptState(_Walk):
 
     Args:
         model: network.
-        tensors: keep the values of tensors too that are neither parameters nor buffers of it, as where it is traced:
-            torch.export writes into some.
 
     Raises:
         ModelError: By ``restore``: a generator was moved on, which nobody can put back.
     """
 
-    def __init__(self, model: nn.Module, *, tensors: bool = False) -> None:
-        self._own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())} if tensors else None
+    def __init__(self, model: nn.Module) -> None:
         self._undo: list[Callable[[], object]] = [partial(_set_environment, dict(os.environ))]
         self._empty: list[Any] = []  # as nearly all dicts of modules are
         super().__init__(model)
@@ -239,10 +236,6 @@ class KeptState(_Walk):
 
     def _members(self, owner: Any, named: Mapping[str, Any]) -> None:
         self._undo.append(partial(_restore_members, owner, {name: _kept(value) for name, value in named.items()}))
-
-    def _tensor(self, value: torch.Tensor) -> None:
-        if self._own is not None and id(value) not in self._own and _has_values(value):
-            self._undo.append(partial(_restore_tensor, value, value.detach().clone()))
 
     def _special(self, value: Any) -> None:
         if (states := _GENERATORS.get(type(value))) is not None:
@@ -326,12 +319,6 @@ def _restore_members(owner: Any, kept: Mapping[str, Any]) -> None:
     for name, value in kept.items():
         if getattr(owner, name, NOT_PLAIN) is not value:
             setattr(owner, name, value)
-
-
-def _restore_tensor(tensor: torch.Tensor, kept: torch.Tensor) -> None:
-    if not torch.equal(tensor, kept):
-        with torch.no_grad():
-            tensor.copy_(kept)
 
 
 def _restore_array(array: Any, kept: Any) -> None:

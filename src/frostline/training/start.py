@@ -28,8 +28,8 @@ __all__ = ("StartedJob", "begin", "chosen_samples", "outputs_of", "samples_of", 
 
 _MAX_CLASSES = 1 << 20
 _OWN = "job"
-_BROUGHT = ("torch", "frostline.models.freezing", "torch._dynamo", "torch.export._trace")
-"""What a job imports next, for about a second each."""
+_BROUGHT = ("torch", "frostline.models.freezing", "frostline.models.cutting")
+"""What a job imports next, for a second and more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
