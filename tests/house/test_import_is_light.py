@@ -146,7 +146,8 @@ def test_a_network_is_cut_and_trained_without_the_compiler_of_pytorch(tmp_path):
     code = f"""
 import torch
 import frostline as fl
-model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 9))
+from torch import nn
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 9))
 with fl.offload(fl.freeze(model, "0", input_shape=(3, 224, 224)), sys.argv[1]) as job:
     for x, y in job.loader(4):
         torch.nn.functional.cross_entropy(job.head(x), y).backward()

@@ -134,7 +134,7 @@ def peaks(
 
 
 def observed_memory(
-    graph: Graph, leaves: Sequence[torch.Tensor], cuts: Sequence[Cut], inputs: Sequence[torch.Tensor]
+    graph: Graph, leaves: Sequence[torch.Tensor], cuts: Sequence[Cut], inputs: Sequence[torch.Tensor] | None = None
 ) -> dict[int, CutMemory]:
     """Run a prefix of one's own on a few samples: the memory up to each cut and behind it, by its number.
 
@@ -145,11 +145,12 @@ def observed_memory(
         graph: see ``dry_run``.
         leaves: see ``dry_run``.
         cuts: see ``dry_run``.
-        inputs: the samples, a tensor ``[n, ...]`` for each input.
+        inputs: the samples, a tensor ``[n, ...]`` for each input; two samples of zeros by default.
 
     Raises:
         UnsafeArtifact: It does not run on these samples, or does not give what its cuts declare.
     """
+    inputs = _bare_inputs(cuts[0], 2, device="cpu") if inputs is None else inputs
     runner = Runner(graph, cuts=cuts, device=inputs[0].device, resolve_op=resolve_allowed)
     trail, rows = _Trail(graph, runner, list(leaves), cuts, list(inputs)), len(inputs[0])
 
@@ -304,15 +305,15 @@ def _does_not_run(cut: Cut, rows: int, error: BaseException) -> UnsafeArtifact:
     return UnsafeArtifact(f"the graph does not run on inputs of shape {shapes}: {why}")
 
 
-def _bare_inputs(cut: Cut, rows: int) -> list[torch.Tensor]:
-    """What comes in at cut 1, without data.
+def _bare_inputs(cut: Cut, rows: int, *, device: str = "meta") -> list[torch.Tensor]:
+    """What comes in at cut 1: without data, or zeros.
 
     Raises:
         UnsafeArtifact: No tensor is so large.
     """
     declared = zip(cut.shapes, cut.dtypes, strict=True)
     try:
-        return [torch.empty((rows, *shape), dtype=getattr(torch, dtype), device="meta") for shape, dtype in declared]
+        return [torch.zeros((rows, *shape), dtype=getattr(torch, dtype), device=device) for shape, dtype in declared]
     except BROKEN as error:
         raise _does_not_run(cut, rows, error) from error
 

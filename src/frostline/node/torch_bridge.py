@@ -171,9 +171,16 @@ class TorchBridge:
 
         Args:
             prefix: prefix to be run.
-            inspection: result of its inspection; without one it is run on shapes here.
+            inspection: result of its inspection; None for a prefix of this process's own, which is run on two samples.
         """
+        from frostline.engines.graph_runner import leaf_values
+        from frostline.engines.measure import observed_memory
         from frostline.engines.torch import TorchEngine
+
+        if inspection is None:
+            memory = observed_memory(prefix.graph, leaf_values(prefix.graph, prefix.tensors), prefix.cuts)
+        else:
+            memory = dict(inspection.memory)
 
         def made(device: str) -> TorchEngine:
             return TorchEngine(
@@ -182,7 +189,7 @@ class TorchBridge:
                 prefix.tensors,
                 device=device,
                 max_rows=self._settings.device_batch,
-                memory=None if inspection is None else inspection.memory,
+                memory=memory,
                 lengths=prefix.lengths,
             )
 
