@@ -35,7 +35,7 @@ from frostline.engines.graph_runner import (
     resolve_symbolic,
 )
 from frostline.engines.machine import trace_slot, versions
-from frostline.engines.measure import CutMemory, cut_seconds, cut_values, dry_run
+from frostline.engines.measure import CutMemory, cut_seconds, cut_values, dry_run, observed_memory
 from frostline.engines.protocols import Arrays, Between, Footprint, offer_name
 from frostline.engines.recipe import Converted, EngineRecipe, converted_files
 
@@ -50,6 +50,7 @@ __all__ = (
     "conversion",
     "export_prefix",
     "has_compiler",
+    "own_memory",
     "refuse_lookups",
 )
 
@@ -272,6 +273,17 @@ class LevelsModule(torch.nn.Module):
         """The numbers that ``core.Levels`` gives, but for rounding."""
         lines = pixels.flatten(2).to(torch.float32) * self.scale + self.offset
         return lines.view(pixels.shape).permute(0, 3, 1, 2)
+
+
+def own_memory(graph: Graph, tensors: Mapping[str, torch.Tensor], cuts: Sequence[Cut]) -> dict[int, CutMemory]:
+    """The memory up to each cut of a prefix that this process made itself, from a run on two samples of zeros.
+
+    Args:
+        graph: see ``TorchEngine``.
+        tensors: see ``TorchEngine``.
+        cuts: see ``TorchEngine``.
+    """
+    return observed_memory(graph, leaf_values(graph, tensors), cuts)
 
 
 def export_prefix(order: EngineRecipe, *, dtype: torch.dtype | None = None) -> ExportedProgram:

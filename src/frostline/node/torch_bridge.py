@@ -1,7 +1,7 @@
 """Everything that a node needs from torch, imported with the first network: reading and decoding do not need torch."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,7 @@ from frostline.engines.protocols import Arrays
 from frostline.node.trials.queue import EngineMemory, policy_of
 
 if TYPE_CHECKING:
-    from frostline.engines.measure import GraphLimits
+    from frostline.engines.measure import CutMemory, GraphLimits
     from frostline.engines.torch import TorchEngine
     from frostline.models.artifact import Inspection, Prefix
     from frostline.node.inspection import Inspector
@@ -173,14 +173,12 @@ class TorchBridge:
             prefix: prefix to be run.
             inspection: result of its inspection; None for a prefix of this process's own, which is run on two samples.
         """
-        from frostline.engines.graph_runner import leaf_values
-        from frostline.engines.measure import observed_memory
-        from frostline.engines.torch import TorchEngine
+        from frostline.engines.torch import TorchEngine, own_memory
 
         if inspection is None:
-            memory = observed_memory(prefix.graph, leaf_values(prefix.graph, prefix.tensors), prefix.cuts)
+            memory: Mapping[int, CutMemory] = own_memory(prefix.graph, prefix.tensors, prefix.cuts)
         else:
-            memory = dict(inspection.memory)
+            memory = inspection.memory
 
         def made(device: str) -> TorchEngine:
             return TorchEngine(
