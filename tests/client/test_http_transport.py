@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import socket
 import threading
 from contextlib import ExitStack, closing, contextmanager
@@ -98,10 +99,16 @@ def recorded(url, method, path, body=b""):
     head = "".join(f"{line}\r\n" for line in (*says, ""))
     with socket.create_connection((host, int(port)), 60) as peer:
         peer.sendall(head.encode() + body)
-        answer = peer.recv(1 << 16)
-        while b"chunked" in answer and not answer.endswith(b"\r\n0\r\n\r\n"):
+        answer = b""
+        while not is_whole(answer):
             answer += peer.recv(1 << 16)
     return answer
+
+
+def is_whole(answer):
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head.lower())
+    return len(rest) == int(length[1]) if length else answer.endswith(b"\r\n0\r\n\r\n")
 
 
 @pytest.fixture(scope="module")

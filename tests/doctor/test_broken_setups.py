@@ -41,14 +41,15 @@ def job(data, **fields):
 
 
 def found(data=None, *, nodes=(), network=False, token=None, **fields):
-    """Findings that are not fine, of an examination."""
+    """Findings that are not fine, of an examination; what other work leaves of this machine's memory is none of theirs."""
     subject = ExaminedSetup(
         nodes=nodes,
         data=None if data is None else job(data, near=next(iter(nodes), None), also_near=tuple(nodes[1:]), **fields),
         has_network=network,
         loader=LoaderSettings(token=token),
     )
-    return [finding for finding in examine(subject, lambda _: None) if finding.level in (WARNING, PROBLEM)]
+    findings = (finding for finding in examine(subject, lambda _: None) if finding.part != "machine")
+    return [finding for finding in findings if finding.level in (WARNING, PROBLEM)]
 
 
 def the_one(findings, part):
