@@ -305,6 +305,7 @@ CHANGES = {
         "module 'stem.0.parametrizations' was added",
     ),
     "head replaced": (lambda m: setattr(m, "fc", nn.Linear(6, 3)), "module 'fc' was replaced"),
+    "module that the head has not": (lambda m: setattr(m, "more", nn.Linear(6, 3)), "module 'more' was added"),
     "frozen module replaced": (
         lambda m: m.stem.__setitem__(2, nn.GELU()),
         "module 'stem.2' was replaced",
@@ -354,6 +355,7 @@ SAME = {
     "an evaluation": lambda m: m(torch.zeros(2, 3, 32, 32)),
     "trained layers": lambda m: torch.no_grad()(m.fc.weight.mul_)(2),
     "the mode of the head": lambda m: m.fc.eval(),
+    "modules inside a layer of the head": lambda m: nn.utils.parametrizations.weight_norm(m.fc),
 }
 
 
