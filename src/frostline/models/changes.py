@@ -203,7 +203,7 @@ def _hooks(module: nn.Module) -> tuple[int, ...]:
     own = vars(module)
     hooks = (hook for name in _HOOKS for hook in own[name].values())
     around = [id(hook) for hook in hooks if not (is_guard(hook) or getattr(hook, "__module__", "") in _RECORDING)]
-    return (id(type(module)), id(own.get("forward")), *around)
+    return (id(type(module)), id(own.get("forward", type(module).forward)), *around)
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from frostline.models.modules import (
     with_modules,
     with_parameters,
 )
-from frostline.models.outside import is_same_plain, outside_values, plain_copy
+from frostline.models.outside import NOT_PLAIN, is_same_plain, outside_values, plain_copy
 from frostline.models.skipping import SkipPlan, makes_same_features, plan_of, run_behind, written_activations
 from frostline.models.trace_cache import trace
 from frostline.models.tracing import (
@@ -399,7 +399,7 @@ class SkippingHead(Head):
             self._attributes = [(vars(item), type(item).__module__.startswith("torch.nn.")) for item in modules]
         for (path, name, value), (attributes, is_of_torch) in zip(self._plan.reads, self._attributes, strict=True):
             now = attributes.get(name)
-            if not (theirs_alone and is_of_torch) and self._minds((path, name), now, value):
+            if not (theirs_alone and is_of_torch) and now is not value and self._minds((path, name), now, value):
                 whose = f"module {path!r}" if path else "the network"
                 return (
                     f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made"
@@ -407,7 +407,7 @@ class SkippingHead(Head):
         if self._outside is None:
             self._outside = outside_values(self._model[0])
         for place, (name, get, value) in enumerate(self._outside):
-            if self._minds(("", place), get(), value):
+            if (now := get()) is not value and self._minds(("", place), now, value):
                 return f"variable {name!r}, which code of the frozen layers reads, was changed since the job was made"
         return None
 
@@ -415,9 +415,10 @@ class SkippingHead(Head):
         """Whether the frozen part minds that a value is another one now; what it did not mind a few times it never."""
         if is_same_plain(now, value):
             return False
-        now = plain_copy(now)
-        harmless = self._harmless.get(key, ())
-        if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
+        copied, harmless = plain_copy(now), self._harmless.get(key, ())
+        now = ("the object", id(now)) if copied is NOT_PLAIN else copied
+        is_same = plain_copy(value) is not NOT_PLAIN and now == value
+        if is_same or now in harmless or len(harmless) >= _MANY_VALUES:
             return False
         if not self.makes_the_same():
             return True
