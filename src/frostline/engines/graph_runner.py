@@ -660,6 +660,9 @@ class LengthRunner:
         lengths: the way that the graph becomes one for fewer tokens.
         device: device on which the leaves are.
         resolve_op: see ``Runner``.
+
+    Attributes:
+        light: names of the values that no weight enters.
     """
 
     def __init__(
@@ -675,7 +678,7 @@ class LengthRunner:
         self._graph, self._cuts, self._leaves, self._lengths = graph, cuts, leaves, lengths
         self._device, self._resolve = torch.device(device), resolve_op
         named = zip(graph.leaves, leaves, strict=True)
-        self._light = weightless_values(
+        self.light = weightless_values(
             graph, (name for (name, _), leaf in named if leaf.is_floating_point() and leaf.numel() > 1)
         )
         self._buckets = buckets(lengths.max_length)
@@ -687,7 +690,7 @@ class LengthRunner:
         Such are scores of attention, in which a zero is no padding.
         """
         crossing = zip(self._cuts[cut - 1].tensors, self._lengths.shapes[cut - 1], strict=True)
-        heavy = [grows for name, grows in crossing if name not in self._light]
+        heavy = [grows for name, grows in crossing if name not in self.light]
         return bool(heavy) and all(sum(map(bool, grows)) <= 1 for grows in heavy)
 
     def run(self, batch: torch.Tensor, cut: int, between: Between | None = None) -> tuple[torch.Tensor, ...]:
@@ -700,7 +703,7 @@ class LengthRunner:
         """
         stop = self._cuts[cut - 1]
         crossing = zip(stop.tensors, stop.shapes, stop.dtypes, strict=True)
-        light = [name for name in stop.tensors if name in self._light]
+        light = [name for name in stop.tensors if name in self.light]
         whole = dict(zip(light, self._whole(batch, light, between), strict=True))
         made = [
             whole[name]

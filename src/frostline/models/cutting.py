@@ -9,6 +9,7 @@ import json
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
@@ -47,7 +48,7 @@ from frostline.models.modules import (
 )
 from frostline.models.skipping import Unsteady
 from frostline.models.trace_cache import trace
-from frostline.models.tracing import UNFIT, cast_inputs, device_of, kept_draws, run_whole
+from frostline.models.tracing import UNFIT, are_close, cast_inputs, device_of, kept_draws, observe_run, run_whole
 
 __all__ = (
     "ChainedModule",
@@ -369,16 +370,20 @@ _TRIED = 64  # tokens of the longest text that is tried: enough for several buck
 _SLICED = 4  # arguments of a slice: the tensor, its dimension, from where and up to where
 
 
-def shorten_prefix(model: nn.Module, prefix: Prefix, tokenizer: bytes, *, frozen_in_eval: bool) -> Prefix:
+def shorten_prefix(
+    model: nn.Module, prefix: Prefix, tokenizer: bytes, head: nn.Module, *, frozen_in_eval: bool
+) -> Prefix:
     """The frozen part, with its lengths where it may run on fewer tokens; as it was where texts have to be padded.
 
     It is traced once more, at the fewest tokens. Both traces may differ in numbers that grow with the tokens alone, and
-    the network has to give the same for texts with padding and without it, on a few that are made up.
+    the network has to give the same for texts with padding and without it, on a few that are made up; its head too,
+    and learn the same, whatever stands in the places of what the frozen part gives for padding.
 
     Args:
         model: the network, which takes ids and mask as the rows of one array.
         prefix: the frozen part.
         tokenizer: JSON of the tokenizer.
+        head: trainable rest of the network.
         frozen_in_eval: see ``cut_network``.
     """
     (_, max_length), padding = prefix.input_shape, json.loads(tokenizer)["padding"]
@@ -391,7 +396,7 @@ def shorten_prefix(model: nn.Module, prefix: Prefix, tokenizer: bytes, *, frozen
         short = cut_network(model, (TensorSpec((2, shortest), "int64"),), frozen_in_eval=frozen_in_eval).prefix
         found = None if short is None else _compared(prefix, short.graph, max_length, shortest)
         texts = _texts(bucket_of(_TRIED, buckets(max_length)), int(padding["pad_id"]), device_of(model))
-        return found if found is not None and _holds(model, found, texts) else prefix
+        return found if found is not None and _holds(model, found, head, texts) else prefix
     except UNFIT:
         return prefix
 
@@ -471,8 +476,8 @@ def _texts(max_length: int, pad: int, device: torch.device) -> torch.Tensor:
     return rows
 
 
-def _holds(model: nn.Module, prefix: Prefix, texts: torch.Tensor) -> bool:
-    """Whether the network, and its frozen part in buckets, give for some texts what they give for padded ones."""
+def _holds(model: nn.Module, prefix: Prefix, head: nn.Module, texts: torch.Tensor) -> bool:
+    """Whether the network, its frozen part in buckets and its head give for some texts what they do for padded ones."""
     lengths = prefix.lengths
     assert lengths is not None, "they were compared"
     longest = int(texts.shape[2])
@@ -490,7 +495,36 @@ def _holds(model: nn.Module, prefix: Prefix, texts: torch.Tensor) -> bool:
             return False
         full = Runner(graph, cuts=cuts, device=texts.device).run([texts], leaves, upto=cuts[-1])
         short = bucketed.run(filled, last.number)
-    return all(_agree(last, lengths, place, full[place], short[place], texts) for place in range(len(full)))
+    if not all(_agree(last, lengths, place, full[place], short[place], texts) for place in range(len(full))):
+        return False
+    counts = texts[:, 1].sum(1).tolist()
+    grown = zip(last.tensors, short, lengths.shapes[last.number - 1], strict=True)
+    other = [
+        feature if name in bucketed.light else _other_padding(feature, grows, lengths.max_length, counts)
+        for name, feature, grows in grown
+    ]
+    for training in (all_in_eval(model), dict.fromkeys(all_in_eval(model), True)):
+        runs = []
+        for features in (short, other):
+            with modes(model, training):  # a head may write in place
+                runs.append(observe_run(model, partial(head, [feature.clone() for feature in features]), seed=1))
+        if not are_close(*runs):
+            return False
+    return True
+
+
+def _other_padding(feature: torch.Tensor, grows: Sequence[int], max_length: int, counts: Sequence[int]) -> torch.Tensor:
+    """What the frozen part gives in buckets, with random numbers in the places of the zeros behind."""
+    if not feature.is_floating_point():
+        return feature
+    made, draw = feature.clone(), torch.Generator().manual_seed(0)
+    scale = 3 * feature[-1].std()  # of the text without padding
+    for row, count in zip(made, counts, strict=True):
+        fewer = max_length - bucket_of(count, buckets(max_length))
+        for dim, per_token in enumerate(grows):
+            behind = row.narrow(dim, row.shape[dim] - fewer * per_token, fewer * per_token)
+            behind.copy_(torch.randn(behind.shape, generator=draw).to(behind) * scale)
+    return made
 
 
 def _agree(
