@@ -25,6 +25,7 @@ from frostline.engines.graph_runner import LengthRunner, Runner, leaf_values
 from frostline.engines.measure import GraphLimits
 from frostline.jobs.partition import PartitionedModel
 from frostline.models.artifact import Prefix, header_of, inspect_prefix, read_prefix, write_prefix
+from frostline.models.graph import after
 from frostline.node import resources as opener
 from frostline.node.process import start_node
 from support.signals import job_losses, rows_by_id
@@ -402,6 +403,33 @@ def test_padding_is_computed_for_heads_that_mind_what_stands_there(pool):
         found, meant = head.train(training)(*features), plain.train(training)(*batch.unbind(1))
         np.testing.assert_allclose(found.detach(), meant.detach(), rtol=1e-5, atol=1e-6)
         assert torch.allclose(model.norm.running_var, plain.norm.running_var)
+
+
+class Attended(MeanOfAll):
+    """Its frozen layers weigh the words: where their scores are cut off from that, a zero is the score of a word."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.norm = nn.Linear(8, 1), nn.LayerNorm(8)
+
+    def forward(self, input_ids, attention_mask):
+        hidden = self.mix(self.words(input_ids))
+        scores = self.score(hidden)[..., 0].masked_fill(attention_mask == 0, -1e9)
+        return self.scores(self.norm((scores.softmax(1)[..., None] * hidden).sum(1)))
+
+
+def test_padding_is_computed_for_frozen_layers_behind_a_cut_that_mind_what_stands_there():
+    prefix = prefix_of(made=freeze(Attended(), "norm", input_shape=tokens_of_text_lengths().inputs))
+    batch, last = batch_of([3, 17, 60]), prefix.cuts[-1]
+    leaves = leaf_values(prefix.graph, prefix.tensors)
+    assert "norm" in last.name
+    [meant] = Runner(prefix.graph).run([batch], leaves)
+    for cut in prefix.cuts[1:] if prefix.lengths else ():
+        bucketed = LengthRunner(prefix.graph, prefix.cuts, leaves, prefix.lengths)
+        if bucketed.takes(cut.number):
+            rest = after(prefix.graph, cut)
+            [found] = Runner(rest).run(bucketed.run(batch, cut.number), leaf_values(rest, prefix.tensors))
+            np.testing.assert_allclose(found.detach(), meant.detach(), rtol=1e-4, atol=1e-5, err_msg=cut.name)
 
 
 def test_texts_padded_on_the_left_and_exact_jobs_keep_their_padding():

@@ -505,7 +505,7 @@ class Runner:
         self._first = self._inputs + len(graph.leaves)
         self._steps = [self._step(node, resolve_op) for node in graph.nodes]
         self._outputs = [self._build(output, len(names)) for output in graph.outputs]
-        self._crossing = {cut.number: self._crossing_slots(cut) for cut in cuts}
+        self.crossing = {cut.number: self._crossing_slots(cut) for cut in cuts}
         self.last_uses = self._frees(graph, cuts)
 
     def run(
@@ -542,7 +542,7 @@ class Runner:
 
     def crossing_values(self, cut: Cut, values: Sequence[Any]) -> tuple[Any, ...]:
         """What crosses one of the cuts, out of the values of a run that stands there (see ``observe``)."""
-        return tuple(values[slot] for slot in self._crossing[cut.number])
+        return tuple(values[slot] for slot in self.crossing[cut.number])
 
     def _run(self, values: list[Any], steps: int, observe: _Observe | None, between: Between | None = None) -> None:
         for index, (call, build_args, build_kwargs) in enumerate(self._steps[:steps]):
@@ -601,7 +601,7 @@ class Runner:
         read = [{self._slots[name] for name in references((node.args, node.kwargs))} for node in graph.nodes]
         read.append({self._slots[name] for output in graph.outputs for name in references(output)})
         for cut in cuts:
-            read[cut.after + 1].update(self._crossing[cut.number])
+            read[cut.after + 1].update(self.crossing[cut.number])
         seen = read.pop()
         for index in range(len(graph.nodes) - 1, -1, -1):
             for slot in {*read[index], self._first + index} - seen:

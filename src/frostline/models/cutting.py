@@ -7,9 +7,10 @@ Finds out whether a network's frozen part may run on short texts as they are, in
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -493,19 +494,19 @@ def _holds(model: nn.Module, prefix: Prefix, head: nn.Module, texts: torch.Tenso
         bare = [run_whole(model, [row[None, :, : int(row[1].sum())]])[0] for row in texts]
         if not all(_is_close(own, other) for own, other in zip(bare, padded, strict=True)):
             return False
-        full = Runner(graph, cuts=cuts, device=texts.device).run([texts], leaves, upto=cuts[-1])
+        runner = Runner(graph, cuts=cuts, device=texts.device)
+        full = runner.run([texts], leaves, upto=cuts[-1])
+        other = _Disturbed(prefix, bucketed, runner, cuts, texts)
+        disturbed = runner.run([texts], leaves, upto=cuts[-1], observe=other)
         short = bucketed.run(filled, last.number)
-    if not all(_agree(last, lengths, place, full[place], short[place], texts) for place in range(len(full))):
-        return False
-    counts = texts[:, 1].sum(1).tolist()
-    grown = zip(last.tensors, short, lengths.shapes[last.number - 1], strict=True)
-    other = [
-        feature if name in bucketed.light else _other_padding(feature, grows, lengths.max_length, counts)
-        for name, feature, grows in grown
-    ]
+    for found in (disturbed, short):
+        pairs = enumerate(zip(full, found, strict=True))
+        if not all(_agree(last, lengths, place, *pair, texts) for place, pair in pairs):
+            return False
+    noisy = other.features(last, full, short)
     for training in (all_in_eval(model), dict.fromkeys(all_in_eval(model), True)):
         runs = []
-        for features in (short, other):
+        for features in (short, noisy):
             with modes(model, training):  # a head may write in place
                 runs.append(observe_run(model, partial(head, [feature.clone() for feature in features]), seed=1))
         if not are_close(*runs):
@@ -513,18 +514,68 @@ def _holds(model: nn.Module, prefix: Prefix, head: nn.Module, texts: torch.Tenso
     return True
 
 
-def _other_padding(feature: torch.Tensor, grows: Sequence[int], max_length: int, counts: Sequence[int]) -> torch.Tensor:
-    """What the frozen part gives in buckets, with random numbers in the places of the zeros behind."""
-    if not feature.is_floating_point():
-        return feature
-    made, draw = feature.clone(), torch.Generator().manual_seed(0)
-    scale = 3 * feature[-1].std()  # of the text without padding
-    for row, count in zip(made, counts, strict=True):
-        fewer = max_length - bucket_of(count, buckets(max_length))
-        for dim, per_token in enumerate(grows):
-            behind = row.narrow(dim, row.shape[dim] - fewer * per_token, fewer * per_token)
+class _Disturbed:
+    """Puts random numbers into the places of padding at every cut of a run, which nothing that is used may mind.
+
+    Where the frozen part has zeros there itself, as behind a product with the mask, they stay.
+
+    Args:
+        prefix: the frozen part with its lengths.
+        bucketed: runner of it in buckets.
+        runner: runner of it on padded texts.
+        cuts: cuts of that runner.
+        texts: ids and mask of these.
+    """
+
+    def __init__(
+        self, prefix: Prefix, bucketed: LengthRunner, runner: Runner, cuts: Sequence[Cut], texts: torch.Tensor
+    ) -> None:
+        assert prefix.lengths is not None, "they were compared"
+        self._lengths, self._light, self._runner = prefix.lengths, bucketed.light, runner
+        self._stops = {cut.after: cut for cut in cuts[1:-1] if bucketed.takes(cut.number)}
+        self._counts: list[int] = texts[:, 1].sum(1).tolist()
+        self._length = int(texts.shape[2])
+
+    def __call__(self, index: int, values: Any) -> None:
+        """Change what crosses a cut behind a node of the run."""
+        if (cut := self._stops.get(index)) is not None:
+            slots = self._runner.crossing[cut.number]
+            own = [values[slot] for slot in slots]
+            made = self.features(cut, own, own)
+            for slot, feature in zip(slots, made, strict=True):
+                values[slot] = feature
+
+    def features(self, cut: Cut, full: Sequence[torch.Tensor], features: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What crosses a cut, with other numbers behind the bucket of each text.
+
+        Args:
+            cut: the cut.
+            full: tensors that cross it for the padded texts.
+            features: the same, or tensors as long as the whole.
+        """
+        grown = zip(cut.tensors, full, features, self._lengths.shapes[cut.number - 1], strict=True)
+        return [
+            feature if name in self._light or not own.is_floating_point() else self._other(own, feature, grows)
+            for name, own, feature, grows in grown
+        ]
+
+    def _other(self, own: torch.Tensor, feature: torch.Tensor, grows: Sequence[int]) -> torch.Tensor:
+        if not any(behind.any() for behind in self._behind(own, grows, self._length)):
+            return feature
+        made, draw = feature.clone(), torch.Generator().manual_seed(0)
+        scale = 3 * own[-1].std()  # of the text without padding
+        length = self._length if feature.shape == own.shape else self._lengths.max_length
+        for behind in self._behind(made, grows, length):
             behind.copy_(torch.randn(behind.shape, generator=draw).to(behind) * scale)
-    return made
+        return made
+
+    def _behind(self, feature: torch.Tensor, grows: Sequence[int], length: int) -> Iterator[torch.Tensor]:
+        """The places behind the bucket of each text, for texts of a length."""
+        for row, count in zip(feature, self._counts, strict=True):
+            fewer = length - bucket_of(count, buckets(self._lengths.max_length))
+            for dim, per_token in enumerate(grows):
+                if per_token:
+                    yield row.narrow(dim, row.shape[dim] - fewer * per_token, fewer * per_token)
 
 
 def _agree(
