@@ -4,6 +4,8 @@ import copy
 import os
 import re
 from contextlib import ExitStack
+from enum import Enum
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -143,6 +145,10 @@ class Config:
         self.shift, self.note = 0.0, ""
 
 
+class Kind(Enum):
+    PLAIN, TWICE = 1.0, 2.0
+
+
 KNOBS = {"gain": 1.0}
 
 
@@ -153,9 +159,15 @@ class Elsewhere(Net):
         super().__init__()
         self.config, self.activation = Config(), torch.relu
         self.table, self.numbers = dict.fromkeys(range(100), 1.0), np.ones(1, np.float32)
+        self.library, self.kind, self.offset = SimpleNamespace(gain=1.0), Kind.PLAIN, torch.zeros(1)
+
+    strength = 1.0
+
+    def scaled(self, hidden):
+        return hidden * self.library.gain * self.kind.value * self.strength
 
     def forward(self, pixels):
-        hidden = self.stem(pixels) * self.config.scale + self.config.shift
+        hidden = self.scaled(self.stem(pixels) + self.offset) * self.config.scale + self.config.shift
         hidden = self.activation(hidden) * KNOBS["gain"] * float(os.environ.get("GAIN", "1"))
         return self.fc(self.last(self.body(hidden * self.table[99] * float(self.numbers[0]))).mean((2, 3)))
 
@@ -165,6 +177,13 @@ READ_ELSEWHERE = {
     "the environment": lambda m, patch: patch.setenv("GAIN", "3"),
     "an object": lambda m, patch: patch.setattr(m.config, "shift", 0.5),
     "a class": lambda m, patch: patch.setattr(Config, "scale", 0.5),
+    "an object that had it of its class": lambda m, patch: patch.setitem(vars(m.config), "scale", 0.5),
+    "the network that had it of its class": lambda m, patch: patch.setitem(vars(m), "strength", 0.5),
+    "an object of a library": lambda m, patch: patch.setattr(m.library, "gain", 0.5),
+    "a member of an enumeration": lambda m, patch: patch.setattr(m, "kind", Kind.TWICE),
+    "a method": lambda m, patch: patch.setattr(Elsewhere, "scaled", lambda _, hidden: hidden * 0.5),
+    "a tensor": lambda m, patch: patch.setattr(m, "offset", torch.ones(1)),
+    "values of a tensor": lambda m, patch: patch.setattr(m.offset, "data", torch.ones(1)),
     "a function": lambda m, patch: patch.setattr(m, "activation", torch.sigmoid),
     "a class of modules": lambda m, patch: patch.setattr(nn.ReLU, "forward", lambda _, x: x.abs()),
     "a long table": lambda m, patch: patch.setitem(m.table, 99, 2.0),
@@ -182,6 +201,12 @@ READ_ELSEWHERE = {
 }
 
 
+BY_A_RUN = {"the environment", "a class of modules", "a long table"} | {
+    name for name in READ_ELSEWHERE if "hook" in name
+}
+"""What of these shows in what the frozen layers give alone."""
+
+
 def test_whatever_else_frozen_code_reads_of_python_is_noticed_at_either_end_of_a_pass(folder, monkeypatch):
     model = freeze(Elsewhere().train(), "last", input_shape=(3, 32, 32))
     with job_for(folder, model) as job:
@@ -191,7 +216,7 @@ def test_whatever_else_frozen_code_reads_of_python_is_noticed_at_either_end_of_a
                 found = [next(batches)] if late else []
                 with monkeypatch.context() as patch:
                     change(model, patch)
-                    with pytest.raises(NetworkChanged, match=r"a global.*refreeze\(\)"):
+                    with pytest.raises(NetworkChanged, match=r"(a global|its forward).*refreeze\(\)"):
                         found.extend(batches)
                 assert len(found) == 3 * late, kind
         expected = copy.deepcopy(model)
@@ -305,6 +330,7 @@ CHANGES = {
         "module 'stem.0.parametrizations' was added",
     ),
     "head replaced": (lambda m: setattr(m, "fc", nn.Linear(6, 3)), "module 'fc' was replaced"),
+    "module that the head has not": (lambda m: setattr(m, "more", nn.Linear(6, 3)), "module 'more' was added"),
     "frozen module replaced": (
         lambda m: m.stem.__setitem__(2, nn.GELU()),
         "module 'stem.2' was replaced",
@@ -354,6 +380,7 @@ SAME = {
     "an evaluation": lambda m: m(torch.zeros(2, 3, 32, 32)),
     "trained layers": lambda m: torch.no_grad()(m.fc.weight.mul_)(2),
     "the mode of the head": lambda m: m.fc.eval(),
+    "modules inside a layer of the head": lambda m: nn.utils.parametrizations.weight_norm(m.fc),
 }
 
 
@@ -435,9 +462,11 @@ def test_what_is_switched_around_a_call_of_the_head_alone_is_noticed_by_that_cal
     with job_for(folder, model) as job:
         [features, *_] = [batch.features for batch in job.loader(BATCH)]
         expected = job.head(features)
-        for kind in ("a global variable", "an object", "a class"):
+        for kind, change in READ_ELSEWHERE.items():
+            if kind in BY_A_RUN:
+                continue
             with monkeypatch.context() as patch:
-                READ_ELSEWHERE[kind](model, patch)
+                change(model, patch)
                 with pytest.raises(ModelError, match=r"which code of the frozen layers reads, was.*refreeze\(\)"):
                     job.head(features)
             assert torch.equal(job.head(features), expected)

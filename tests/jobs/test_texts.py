@@ -5,6 +5,7 @@ Texts from Parquet, classified by a DistilBERT with frozen layers: the same loss
 Texts of several lengths run in buckets in the frozen layers: the losses of a plain padded loop, and less work.
 """
 
+import copy
 from typing import ClassVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from frostline.engines.graph_runner import LengthRunner, Runner, leaf_values
 from frostline.engines.measure import GraphLimits
 from frostline.jobs.partition import PartitionedModel
 from frostline.models.artifact import Prefix, header_of, inspect_prefix, read_prefix, write_prefix
+from frostline.models.graph import after
 from frostline.node import resources as opener
 from frostline.node.process import start_node
 from support.signals import job_losses, rows_by_id
@@ -357,6 +359,77 @@ class MeanOfAll(nn.Module):
 def test_a_network_that_reads_its_padding_is_given_it():
     model = freeze(MeanOfAll(), "mix", input_shape=tokens_of_text_lengths().inputs)
     assert prefix_of(made=model).lengths is None
+
+
+class Pooled(MeanOfAll):
+    """Its scores do not depend on padding; what its head takes of that may."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.pool, self.norm = pool, nn.BatchNorm1d(8)
+
+    def forward(self, input_ids, attention_mask):
+        return self.scores(self.pool(self, self.mix(self.words(input_ids)), attention_mask[..., None]))
+
+
+def mean_of_words(_, hidden, mask):
+    return (hidden * mask).sum(1) / mask.sum(1)
+
+
+POOLED = {
+    "mean of the words": (mean_of_words, True),
+    "largest of the words": (lambda _, hidden, mask: hidden.masked_fill(mask == 0, -1e9).amax(1), False),
+    "mean behind a norm that learns of all": (
+        lambda self, hidden, mask: mean_of_words(self, self.norm(hidden.transpose(1, 2)).transpose(1, 2), mask),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("pool", POOLED)
+def test_padding_is_computed_for_heads_that_mind_what_stands_there(pool):
+    pooled, is_shortened = POOLED[pool]
+    model = freeze(Pooled(pooled), "mix", input_shape=tokens_of_text_lengths().inputs)
+    prefix, plain = prefix_of(made=model), copy.deepcopy(model)
+    assert (prefix.lengths is not None) == is_shortened
+    head = PartitionedModel.of(model, tokens_of_text_lengths(), frozen_in_eval=True).parts.head
+    batch, last = batch_of([3, 17, 60]), prefix.cuts[-1]
+    leaves = leaf_values(prefix.graph, prefix.tensors)
+    if is_shortened:
+        features = LengthRunner(prefix.graph, prefix.cuts, leaves, prefix.lengths).run(batch, last.number)
+    else:
+        features = Runner(prefix.graph, cuts=prefix.cuts).run([batch], leaves, upto=last)
+    for training in (True, False):
+        found, meant = head.train(training)(*features), plain.train(training)(*batch.unbind(1))
+        np.testing.assert_allclose(found.detach(), meant.detach(), rtol=1e-5, atol=1e-6)
+        assert torch.allclose(model.norm.running_var, plain.norm.running_var)
+
+
+class Attended(MeanOfAll):
+    """Its frozen layers weigh the words: where their scores are cut off from that, a zero is the score of a word."""
+
+    def __init__(self):
+        super().__init__()
+        self.score, self.norm = nn.Linear(8, 1), nn.LayerNorm(8)
+
+    def forward(self, input_ids, attention_mask):
+        hidden = self.mix(self.words(input_ids))
+        scores = self.score(hidden)[..., 0].masked_fill(attention_mask == 0, -1e9)
+        return self.scores(self.norm((scores.softmax(1)[..., None] * hidden).sum(1)))
+
+
+def test_padding_is_computed_for_frozen_layers_behind_a_cut_that_mind_what_stands_there():
+    prefix = prefix_of(made=freeze(Attended(), "norm", input_shape=tokens_of_text_lengths().inputs))
+    batch, last = batch_of([3, 17, 60]), prefix.cuts[-1]
+    leaves = leaf_values(prefix.graph, prefix.tensors)
+    assert "norm" in last.name
+    [meant] = Runner(prefix.graph).run([batch], leaves)
+    for cut in prefix.cuts[1:] if prefix.lengths else ():
+        bucketed = LengthRunner(prefix.graph, prefix.cuts, leaves, prefix.lengths)
+        if bucketed.takes(cut.number):
+            rest = after(prefix.graph, cut)
+            [found] = Runner(rest).run(bucketed.run(batch, cut.number), leaf_values(rest, prefix.tensors))
+            np.testing.assert_allclose(found.detach(), meant.detach(), rtol=1e-4, atol=1e-5, err_msg=cut.name)
 
 
 def test_texts_padded_on_the_left_and_exact_jobs_keep_their_padding():

@@ -618,6 +618,53 @@ def test_outputs_that_are_objects_of_the_users_come_whole():
     assert all(torch.equal(*pair) for pair in zip(ours.hidden, theirs.hidden, strict=True))
 
 
+class Blocks(Between):
+    """Two of its blocks are frozen; layers without weights, and containers, stand behind the line too."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.1)) for _ in range(4)))
+
+    def joined(self, x):
+        behind = self.blocks(x) * getattr(self, "strength", 1.0)
+        return self.more(behind) if hasattr(self, "more") else behind
+
+    def forward(self, x):
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        return self.fc(self.drop(self.joined(hidden)))
+
+
+def of_kind(kind, change):
+    def changed(net):
+        for module in net.modules():
+            if isinstance(module, kind):
+                change(module)
+
+    return changed
+
+
+def doubled(_, __, output):
+    return output * 2
+
+
+WITH_MODULES = {
+    "dropout of another strength": of_kind(nn.Dropout, lambda module: setattr(module, "p", 0.6)),
+    "modes of some": of_kind(nn.Dropout, lambda module: module.eval()),
+    "hook on a layer without weights": lambda net: net.blocks[3][1].register_forward_hook(doubled),
+    "hook on a block": lambda net: net.blocks[3].register_forward_hook(doubled),
+    "hook on what is frozen in part": lambda net: net.blocks.register_forward_hook(doubled),
+    "backward hook on a block": lambda net: net.blocks[3].register_full_backward_hook(lambda _, by, __: (by[0] * 2,)),
+    "mode of that": lambda net: net.blocks.eval(),
+    "the last blocks": lambda net: [nn.init.constant_(block[0].bias, 0.5) for block in net.blocks[-2:]],
+    "a layer of a block": lambda net: net.blocks[3].add_module("1", nn.Tanh()),
+    "a layer more in a block": lambda net: net.blocks[3].append(nn.Tanh()),
+    "an attribute that is looked for": lambda net: setattr(net, "strength", 2.0),
+    "a buffer that is looked for": lambda net: net.register_buffer("strength", torch.full((16,), 2.0)),
+    "a parameter that is looked for": lambda net: setattr(net, "strength", nn.Parameter(torch.full((16,), 2.0))),
+    "a module that is looked for": lambda net: net.add_module("more", nn.Linear(16, 16)),
+}
+
+
 class TestItIsUsedAsTheNetwork:
     """What a loop does with the network by name, it does with the head."""
 
@@ -669,10 +716,68 @@ class TestItIsUsedAsTheNetwork:
         ours = trained(model, through(network), lambda _, step: change(network.head, step))
         assert ours == trained(plain, plain, change)
         assert (network.head.temperature, model.temperature) == (STEPS, STEPS)
-        network.head.note = "its own"
-        assert not hasattr(model, "note")
+        network.head.note = "the network's"
+        setattr(network.head, "_mark", "its own")  # noqa: B010 (as libraries mark what they have seen)
+        assert model.note == "the network's"
+        assert not hasattr(model, "_mark")
         with pytest.raises(AttributeError, match="between"):
             _ = network.head.between
+
+    @pytest.mark.parametrize("step", [*WITH_MODULES])
+    def test_its_modules_are_the_networks_own(self, step):
+        def change(net, number):
+            if number == 1:
+                WITH_MODULES[step](net)
+
+        model, plain, network = cut(Blocks(), "blocks.1")
+        unchanged = copy.deepcopy(plain)
+        before = trained(unchanged, unchanged)
+        ours = trained(model, through(network), lambda _, number: change(network.head, number))
+        meant = trained(plain, plain, change)
+        assert ours == meant != before
+        assert all(torch.equal(value, plain.state_dict()[name]) for name, value in model.state_dict().items())
+        copied = copy.deepcopy(network.head)
+        torch.manual_seed(2)
+        again = through(network, copied)(batches()[0][0])
+        torch.manual_seed(2)
+        assert torch.equal(again, plain(batches()[0][0]))
+
+    def test_a_part_of_a_module_does_not_run_and_says_so(self):
+        _, _, network = cut(Blocks(), "blocks.1")
+        assert len(network.head.blocks) == 4
+        with pytest.raises(ModelError, match=r"a part of this Sequential is frozen.*call job.head\(batch.features\)"):
+            network.head.blocks(torch.zeros(2, 16))
+        with pytest.raises(AttributeError, match="'joined' is a method of the network"):
+            network.head.joined(torch.zeros(2, 16))
+
+    def test_names_of_its_own_and_those_of_the_network_are_apart(self):
+        class Named(Between):
+            def __init__(self):
+                super().__init__()
+                self._inputs, self._part, self.best, self.criterion = 2.0, None, None, nn.functional.cross_entropy
+
+            def between(self, x):
+                return x * self._inputs
+
+        network = same_training(Named)
+        assert network.head.best is None
+        assert network.head.criterion is nn.functional.cross_entropy
+
+    def test_gradients_by_torch_func_are_those_of_the_network(self):
+        _, plain, network = cut(Between())
+        found, pixels = [], batches()[0][0]
+        for net, given in ((network.head, through(network, lambda features: features)(pixels)), (plain, pixels)):
+            weights = {name: value.detach() for name, value in net.named_parameters() if value.requires_grad}
+
+            def score(weights, row, net=net):
+                return torch.func.functional_call(net, weights, (row[None],)).logsumexp(1).sum()
+
+            net.eval()
+            one = torch.func.jacrev(score)(weights, given[0])
+            each = torch.func.vmap(torch.func.grad(score), (None, 0))(weights, given)
+            found.append({**one, **{f"each {name}": value for name, value in each.items()}})
+        assert found[0].keys() == found[1].keys()
+        assert all(torch.allclose(value, found[1][name], rtol=1e-6) for name, value in found[0].items())
 
     def test_what_else_the_network_takes_is_refused_in_a_sentence(self):
         class Margin(Between):
@@ -1391,14 +1496,12 @@ def test_what_code_decides_by_values_before_the_line_is_decided_in_each_step(kin
     assert losses == trained(plain, plain, given=given)
 
 
-def test_code_before_the_line_that_has_changed_is_told():
+def test_code_before_the_line_that_has_changed_is_told(monkeypatch):
     class Changing(Functional):
-        more = False
-
         def forward(self, x):
-            return super().forward(x + 1 if self.more else x)
+            return super().forward(x + 1 if "MORE" in os.environ else x)
 
-    model, _, network = cut(Changing(), "body.0")
-    model.more = True
+    _, _, network = cut(Changing(), "body.0")
+    monkeypatch.setenv("MORE", "")
     with pytest.raises(ModelError, match=r"otherwise than when it was cut|has changed; make the job again"):
         through(network)(batches()[0][0])

@@ -505,7 +505,7 @@ class Runner:
         self._first = self._inputs + len(graph.leaves)
         self._steps = [self._step(node, resolve_op) for node in graph.nodes]
         self._outputs = [self._build(output, len(names)) for output in graph.outputs]
-        self._crossing = {cut.number: self._crossing_slots(cut) for cut in cuts}
+        self.crossing = {cut.number: self._crossing_slots(cut) for cut in cuts}
         self.last_uses = self._frees(graph, cuts)
 
     def run(
@@ -542,7 +542,7 @@ class Runner:
 
     def crossing_values(self, cut: Cut, values: Sequence[Any]) -> tuple[Any, ...]:
         """What crosses one of the cuts, out of the values of a run that stands there (see ``observe``)."""
-        return tuple(values[slot] for slot in self._crossing[cut.number])
+        return tuple(values[slot] for slot in self.crossing[cut.number])
 
     def _run(self, values: list[Any], steps: int, observe: _Observe | None, between: Between | None = None) -> None:
         for index, (call, build_args, build_kwargs) in enumerate(self._steps[:steps]):
@@ -601,7 +601,7 @@ class Runner:
         read = [{self._slots[name] for name in references((node.args, node.kwargs))} for node in graph.nodes]
         read.append({self._slots[name] for output in graph.outputs for name in references(output)})
         for cut in cuts:
-            read[cut.after + 1].update(self._crossing[cut.number])
+            read[cut.after + 1].update(self.crossing[cut.number])
         seen = read.pop()
         for index in range(len(graph.nodes) - 1, -1, -1):
             for slot in {*read[index], self._first + index} - seen:
@@ -660,6 +660,9 @@ class LengthRunner:
         lengths: the way that the graph becomes one for fewer tokens.
         device: device on which the leaves are.
         resolve_op: see ``Runner``.
+
+    Attributes:
+        light: names of the values that no weight enters.
     """
 
     def __init__(
@@ -675,7 +678,7 @@ class LengthRunner:
         self._graph, self._cuts, self._leaves, self._lengths = graph, cuts, leaves, lengths
         self._device, self._resolve = torch.device(device), resolve_op
         named = zip(graph.leaves, leaves, strict=True)
-        self._light = weightless_values(
+        self.light = weightless_values(
             graph, (name for (name, _), leaf in named if leaf.is_floating_point() and leaf.numel() > 1)
         )
         self._buckets = buckets(lengths.max_length)
@@ -687,7 +690,7 @@ class LengthRunner:
         Such are scores of attention, in which a zero is no padding.
         """
         crossing = zip(self._cuts[cut - 1].tensors, self._lengths.shapes[cut - 1], strict=True)
-        heavy = [grows for name, grows in crossing if name not in self._light]
+        heavy = [grows for name, grows in crossing if name not in self.light]
         return bool(heavy) and all(sum(map(bool, grows)) <= 1 for grows in heavy)
 
     def run(self, batch: torch.Tensor, cut: int, between: Between | None = None) -> tuple[torch.Tensor, ...]:
@@ -700,7 +703,7 @@ class LengthRunner:
         """
         stop = self._cuts[cut - 1]
         crossing = zip(stop.tensors, stop.shapes, stop.dtypes, strict=True)
-        light = [name for name in stop.tensors if name in self._light]
+        light = [name for name in stop.tensors if name in self.light]
         whole = dict(zip(light, self._whole(batch, light, between), strict=True))
         made = [
             whole[name]

@@ -152,7 +152,8 @@ class PartitionedModel:
             why = str(error).partition(";")[0]
             parts = uncut_network(unwrap(model), (preprocess.sample,), f"{why}: the whole network runs here")
         if preprocess.tokens is not None and not preprocess.places and parts.prefix is not None and may_shorten:
-            prefix = shorten_prefix(model, parts.prefix, preprocess.tokenizer, frozen_in_eval=frozen_in_eval)
+            tokenizer, head = preprocess.tokenizer, parts.head
+            prefix = shorten_prefix(model, parts.prefix, tokenizer, head, frozen_in_eval=frozen_in_eval)
             parts = replace(parts, prefix=prefix)
         guard = partial(FeaturesGuard.on, own, parts.cuts[-1].shapes, preprocess.shape)
         watch = partial(FrozenWatch, unwrap(model), parts.part, minds_modes=not frozen_in_eval, guard=guard)

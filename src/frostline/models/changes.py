@@ -23,7 +23,7 @@ from torch import nn
 from frostline.core.errors import ModelError, NetworkChanged
 from frostline.engines.measure import version_of
 from frostline.models.frozen import FrozenPart, minds_its_mode
-from frostline.models.modules import is_guard, is_split
+from frostline.models.modules import is_guard, is_split, module_at
 from frostline.models.outside import is_same_plain
 
 __all__ = ("FrozenWatch", "checksum", "quick_sum", "require_whole", "take_over")
@@ -203,7 +203,7 @@ def _hooks(module: nn.Module) -> tuple[int, ...]:
     own = vars(module)
     hooks = (hook for name in _HOOKS for hook in own[name].values())
     around = [id(hook) for hook in hooks if not (is_guard(hook) or getattr(hook, "__module__", "") in _RECORDING)]
-    return (id(type(module)), id(own.get("forward")), *around)
+    return (id(type(module)), id(own.get("forward", type(module).forward)), *around)
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
@@ -391,11 +391,20 @@ class FrozenWatch:
         now = _tree(self._model)
         if now.keys() == self._tree.keys() and all(now[path] is module for path, module in self._tree.items()):
             return
-        paths = [path for path in {**self._tree, **now} if now.get(path) is not self._tree.get(path)]
         frozen = {module.path for module in self._modules}
-        path = next((path for path in paths if any(_is_around(path, other) for other in frozen)), paths[0])
+        changed = (path for path in {**self._tree, **now} if now.get(path) is not self._tree.get(path))
+        near = {path: any(_is_around(path, other) for other in frozen) for path in changed}
+        own = dict(self._head.named_modules(remove_duplicate=False))
+        paths = [path for path, is_near in near.items() if is_near or not self._is_heads(path, own)]
+        if not paths:
+            return
+        path = next((path for path in paths if near[path]), paths[0])
         done = "replaced" if path in now and path in self._tree else "added" if path in now else "removed"
         raise NetworkChanged(f"module {path!r} was {done} since the job was made: {_REMEDY}")
+
+    def _is_heads(self, path: str, own: Mapping[str, nn.Module]) -> bool:
+        """Whether the head has a module, or the one around it, as the network has it, and so runs what is there now."""
+        return any(at in own and own[at] is module_at(self._model, at) for at in (path, path.rpartition(".")[0]))
 
 
 def _tree(model: nn.Module) -> dict[str, nn.Module]:

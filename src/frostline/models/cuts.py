@@ -99,30 +99,29 @@ def _frontiers(
     places = found if all(value.dtype.startswith("int") for value in first.values) else [first, *found]
     singles = [frontier for frontier in places if len(frontier.values) == 1]
     kept = [frontier for frontier in found if len(frontier.values) == 1 or _is_worth_two(frontier, singles)]
-    return _reaching_each_other(_with_one_as_asked(kept, [place for place in legal if place.after in asked]), graph)
+    return _reaching_the_last(_with_one_as_asked(kept, [place for place in legal if place.after in asked]), graph)
 
 
-def _reaching_each_other(places: Sequence[Frontier], graph: Graph) -> list[Frontier]:
-    """Those places, in order, from whose values those of each later one can be made: work goes on from any of them.
+def _reaching_the_last(places: Sequence[Frontier], graph: Graph) -> list[Frontier]:
+    """Those places from whose values those of the last can be made, so that work goes on to the frost line from each.
 
-    A later place may be crossed by what an earlier one's value was made of cheaply; that one is left out.
+    The last may be crossed by a value from which another place's value was made cheaply; that place is left out.
     """
-    flow, kept = Flow(graph), list[Frontier]()
-    nodes = {node.name: node for node in graph.nodes}
-    for place in reversed(places):
-        waiting = [name for later in kept for name in later.names]
-        made = set[str](place.names)
+    flow, nodes = Flow(graph), {node.name: node for node in graph.nodes}
+
+    def reaches(place: Frontier, last: Frontier) -> bool:
+        waiting, made = list(last.names), set(place.names)
         while waiting:
             name = waiting.pop()
             if name in made:
                 continue
-            if name not in nodes:
-                break
+            if name not in nodes:  # an input
+                return False
             made.add(name)
             waiting.extend(read for read in reads(nodes[name]) if read in flow.data)
-        else:
-            kept.append(place)
-    return kept[::-1]
+        return True
+
+    return [place for place in places if reaches(place, places[-1])]
 
 
 def narrowest_frontier(

@@ -7,8 +7,10 @@ Finds out whether a network's frozen part may run on short texts as they are, in
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,7 +48,16 @@ from frostline.models.modules import (
     zeros,
 )
 from frostline.models.skipping import Unsteady
-from frostline.models.tracing import UNFIT, cast_inputs, device_of, kept_draws, run_whole, trace
+from frostline.models.tracing import (
+    UNFIT,
+    are_close,
+    cast_inputs,
+    device_of,
+    kept_draws,
+    observe_run,
+    run_whole,
+    trace,
+)
 
 __all__ = (
     "ChainedModule",
@@ -368,16 +379,20 @@ _TRIED = 64  # tokens of the longest text that is tried: enough for several buck
 _SLICED = 4  # arguments of a slice: the tensor, its dimension, from where and up to where
 
 
-def shorten_prefix(model: nn.Module, prefix: Prefix, tokenizer: bytes, *, frozen_in_eval: bool) -> Prefix:
+def shorten_prefix(
+    model: nn.Module, prefix: Prefix, tokenizer: bytes, head: nn.Module, *, frozen_in_eval: bool
+) -> Prefix:
     """The frozen part, with its lengths where it may run on fewer tokens; as it was where texts have to be padded.
 
     It is traced once more, at the fewest tokens. Both traces may differ in numbers that grow with the tokens alone, and
-    the network has to give the same for texts with padding and without it, on a few that are made up.
+    the network has to give the same for texts with padding and without it, on a few that are made up; its head too,
+    and learn the same, whatever stands in the places of what the frozen part gives for padding.
 
     Args:
         model: the network, which takes ids and mask as the rows of one array.
         prefix: the frozen part.
         tokenizer: JSON of the tokenizer.
+        head: trainable rest of the network.
         frozen_in_eval: see ``cut_network``.
     """
     (_, max_length), padding = prefix.input_shape, json.loads(tokenizer)["padding"]
@@ -390,7 +405,7 @@ def shorten_prefix(model: nn.Module, prefix: Prefix, tokenizer: bytes, *, frozen
         short = cut_network(model, (TensorSpec((2, shortest), "int64"),), frozen_in_eval=frozen_in_eval).prefix
         found = None if short is None else _compared(prefix, short.graph, max_length, shortest)
         texts = _texts(bucket_of(_TRIED, buckets(max_length)), int(padding["pad_id"]), device_of(model))
-        return found if found is not None and _holds(model, found, texts) else prefix
+        return found if found is not None and _holds(model, found, head, texts) else prefix
     except UNFIT:
         return prefix
 
@@ -470,8 +485,8 @@ def _texts(max_length: int, pad: int, device: torch.device) -> torch.Tensor:
     return rows
 
 
-def _holds(model: nn.Module, prefix: Prefix, texts: torch.Tensor) -> bool:
-    """Whether the network, and its frozen part in buckets, give for some texts what they give for padded ones."""
+def _holds(model: nn.Module, prefix: Prefix, head: nn.Module, texts: torch.Tensor) -> bool:
+    """Whether the network, its frozen part in buckets and its head give for some texts what they do for padded ones."""
     lengths = prefix.lengths
     assert lengths is not None, "they were compared"
     longest = int(texts.shape[2])
@@ -487,9 +502,88 @@ def _holds(model: nn.Module, prefix: Prefix, texts: torch.Tensor) -> bool:
         bare = [run_whole(model, [row[None, :, : int(row[1].sum())]])[0] for row in texts]
         if not all(_is_close(own, other) for own, other in zip(bare, padded, strict=True)):
             return False
-        full = Runner(graph, cuts=cuts, device=texts.device).run([texts], leaves, upto=cuts[-1])
+        runner = Runner(graph, cuts=cuts, device=texts.device)
+        full = runner.run([texts], leaves, upto=cuts[-1])
+        other = _Disturbed(prefix, bucketed, runner, cuts, texts)
+        disturbed = runner.run([texts], leaves, upto=cuts[-1], observe=other)
         short = bucketed.run(filled, last.number)
-    return all(_agree(last, lengths, place, full[place], short[place], texts) for place in range(len(full)))
+    for found in (disturbed, short):
+        pairs = enumerate(zip(full, found, strict=True))
+        if not all(_agree(last, lengths, place, *pair, texts) for place, pair in pairs):
+            return False
+    noisy = other.features(last, full, short)
+    for training in (all_in_eval(model), dict.fromkeys(all_in_eval(model), True)):
+        runs = []
+        for features in (short, noisy):
+            with modes(model, training):  # a head may write in place
+                runs.append(observe_run(model, partial(head, [feature.clone() for feature in features]), seed=1))
+        if not are_close(*runs):
+            return False
+    return True
+
+
+class _Disturbed:
+    """Puts random numbers into the places of padding at every cut of a run, which nothing that is used may mind.
+
+    Where the frozen part has zeros there itself, as behind a product with the mask, they stay.
+
+    Args:
+        prefix: the frozen part with its lengths.
+        bucketed: runner of it in buckets.
+        runner: runner of it on padded texts.
+        cuts: cuts of that runner.
+        texts: ids and mask of these.
+    """
+
+    def __init__(
+        self, prefix: Prefix, bucketed: LengthRunner, runner: Runner, cuts: Sequence[Cut], texts: torch.Tensor
+    ) -> None:
+        assert prefix.lengths is not None, "they were compared"
+        self._lengths, self._light, self._runner = prefix.lengths, bucketed.light, runner
+        self._stops = {cut.after: cut for cut in cuts[1:-1] if bucketed.takes(cut.number)}
+        self._counts: list[int] = texts[:, 1].sum(1).tolist()
+        self._length = int(texts.shape[2])
+
+    def __call__(self, index: int, values: Any) -> None:
+        """Change what crosses a cut behind a node of the run."""
+        if (cut := self._stops.get(index)) is not None:
+            slots = self._runner.crossing[cut.number]
+            own = [values[slot] for slot in slots]
+            made = self.features(cut, own, own)
+            for slot, feature in zip(slots, made, strict=True):
+                values[slot] = feature
+
+    def features(self, cut: Cut, full: Sequence[torch.Tensor], features: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What crosses a cut, with other numbers behind the bucket of each text.
+
+        Args:
+            cut: the cut.
+            full: tensors that cross it for the padded texts.
+            features: the same, or tensors as long as the whole.
+        """
+        grown = zip(cut.tensors, full, features, self._lengths.shapes[cut.number - 1], strict=True)
+        return [
+            feature if name in self._light or not own.is_floating_point() else self._other(own, feature, grows)
+            for name, own, feature, grows in grown
+        ]
+
+    def _other(self, own: torch.Tensor, feature: torch.Tensor, grows: Sequence[int]) -> torch.Tensor:
+        if not any(behind.any() for behind in self._behind(own, grows, self._length)):
+            return feature
+        made, draw = feature.clone(), torch.Generator().manual_seed(0)
+        scale = 3 * own[-1].std()  # of the text without padding
+        length = self._length if feature.shape == own.shape else self._lengths.max_length
+        for behind in self._behind(made, grows, length):
+            behind.copy_(torch.randn(behind.shape, generator=draw).to(behind) * scale)
+        return made
+
+    def _behind(self, feature: torch.Tensor, grows: Sequence[int], length: int) -> Iterator[torch.Tensor]:
+        """The places behind the bucket of each text, for texts of a length."""
+        for row, count in zip(feature, self._counts, strict=True):
+            fewer = length - bucket_of(count, buckets(self._lengths.max_length))
+            for dim, per_token in enumerate(grows):
+                if per_token:
+                    yield row.narrow(dim, row.shape[dim] - fewer * per_token, fewer * per_token)
 
 
 def _agree(

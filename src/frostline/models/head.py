@@ -22,7 +22,9 @@ from frostline.models.freezing import frozen_modules
 from frostline.models.frozen import FrozenPart, equals_whole, features_of, order_graph
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
+    StandIn,
     all_in_eval,
+    graft,
     has_same_parameters,
     is_split,
     lone_buffers,
@@ -30,11 +32,12 @@ from frostline.models.modules import (
     modes,
     module_at,
     random_batch,
+    tensor_paths,
     with_buffers,
     with_modules,
     with_parameters,
 )
-from frostline.models.outside import is_same_plain, outside_values, plain_copy
+from frostline.models.outside import NOT_PLAIN, is_same_plain, outside_values, plain_copy
 from frostline.models.skipping import SkipPlan, makes_same_features, plan_of, run_behind, written_activations
 from frostline.models.tracing import (
     UNFIT,
@@ -59,7 +62,6 @@ __all__ = (
     "head_to_json",
     "make_portable",
     "skipping_head",
-    "tensor_paths",
 )
 
 
@@ -79,10 +81,9 @@ _AUTOCAST = (
     "autocast to {} is on around job.head and reaches what the head computes alone: frozen layers are computed apart, "
     "in the precision of the job's accuracy=, so that losses differ by rounding from those of a loop that casts all"
 )
-_TABLES = ("_parameters", "_buffers", "_modules")
 
 
-class Head(nn.Module, ABC):
+class Head(StandIn, ABC):
     """Takes the activations at the frost line and returns what the whole network would.
 
     Its parameters and buffers are those of the user's own network, under the same names: an optimiser over
@@ -102,37 +103,20 @@ class Head(nn.Module, ABC):
     """
 
     def __init__(self, model: nn.Module, paths: Iterable[str], modules: Mapping[str, nn.Module]) -> None:
-        super().__init__()
+        super().__init__(model)
         self.expects_autocast = False
-        self._model = (model,)  # in a tuple, so that the frozen layers do not become the head's
         self._modules_run = dict(modules)
         self._frozen = tuple(inner for _, module in frozen_modules(model) for inner in module.modules())
         self._shared: tuple[Any, ...] = ()  # what copies have in common
-        for path in paths:
-            _graft(self, model, path)
-        paths = [path for path, _ in self.named_modules(remove_duplicate=False) if path]
-        self._places = {path: (self.get_submodule(path), model.get_submodule(path)) for path in paths}
+        graft(self, [*paths], modules)
+        # What lies in a module that is the network's own is the network's too.
+        self._places = {
+            path: (own, model.get_submodule(path))
+            for path, own in self.named_modules(remove_duplicate=False)
+            if path and isinstance(self.get_submodule(path.rpartition(".")[0]), StandIn)
+        }
         self._alone = dict(lone_parameters(self, model))
         self._lone_buffers = list(lone_buffers(self, model))
-
-    def __getattr__(self, name: str) -> Any:
-        """Settings and modules of the network that are not the head's own, which a loop may read and change."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            is_inside = name.startswith("_") or "_lone_buffers" not in vars(self)  # which is made last
-            found = None if is_inside else getattr(self._model[0], name, None)
-            if found is None or (callable(found) and not isinstance(found, nn.Module)):
-                raise
-            return found
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = vars(self)
-        is_own = name in own or hasattr(type(self), name) or any(name in own.get(key, ()) for key in _TABLES)
-        if not is_own and "_lone_buffers" in own and hasattr(own["_model"][0], name):
-            setattr(own["_model"][0], name, value)
-        else:
-            super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return dict(vars(self))
@@ -190,7 +174,7 @@ class Head(nn.Module, ABC):
             ModelError: The head was sharded in a way in which it cannot run.
         """
         self._refuse_shards()
-        model, run = self._model[0], {id(module) for module in self._modules_run.values()}
+        model, run = self._model[0], {id(module) for module in (*self._modules_run.values(), *self.modules())}
         kept = [(module, module.training) for module in model.modules() if id(module) not in run]
         kept += [(module, module.training) for module in self._frozen]
         super().train(mode)
@@ -223,8 +207,8 @@ class Head(nn.Module, ABC):
     def _refuse_shards(self) -> None:
         if any(map(is_split, self.children())):
             raise ModelError(
-                "the head's modules only hold tensors and do not run themselves, so that its layers cannot be sharded "
-                "one by one: shard it whole, by fully_shard(job.head)"
+                "the head runs within the network's own code, so that its layers cannot be sharded one by one: shard "
+                "it whole, by fully_shard(job.head)"
             )
 
     @abstractmethod
@@ -240,7 +224,8 @@ class WholeHead(Head):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, tensor_paths(model), dict(model.named_modules()))
+        super().__init__(model, tensor_paths(model), dict(model.named_modules(remove_duplicate=False)))
+        self.finish()
 
     def _refuse_shards(self) -> None:
         if is_split(self):
@@ -371,8 +356,12 @@ class SkippingHead(Head):
         rest: Graph | None,
         meant: Sequence[torch.Tensor],
     ) -> None:
-        inside = tuple(f"{path}." for path in plan.idle)
-        modules = {path: module for path, module in model.named_modules() if not f"{path}.".startswith(inside)}
+        inside, idle = tuple(f"{path}." for path in plan.idle), {id(model.get_submodule(path)) for path in plan.idle}
+        modules = {
+            path: module
+            for path, module in model.named_modules(remove_duplicate=False)
+            if not f"{path}.".startswith(inside) and id(module) not in idle
+        }
         super().__init__(model, _own_paths(model, part, rest, inside), modules)
         self._part = part
         self._shared = (part, plan)
@@ -384,6 +373,7 @@ class SkippingHead(Head):
         self._harmless: dict[tuple[str, str | int], tuple[Any, ...]] = {}
         self._attributes: list[tuple[Mapping[str, Any], bool]] | None = None
         self._outside: list[tuple[str, Callable[[], Any], Any]] | None = outside_values(model)
+        self.finish()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_attributes": None, "_outside": None}  # which are this network's own modules'
@@ -409,7 +399,7 @@ class SkippingHead(Head):
             self._attributes = [(vars(item), type(item).__module__.startswith("torch.nn.")) for item in modules]
         for (path, name, value), (attributes, is_of_torch) in zip(self._plan.reads, self._attributes, strict=True):
             now = attributes.get(name)
-            if not (theirs_alone and is_of_torch) and self._minds((path, name), now, value):
+            if not (theirs_alone and is_of_torch) and now is not value and self._minds((path, name), now, value):
                 whose = f"module {path!r}" if path else "the network"
                 return (
                     f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made"
@@ -417,7 +407,7 @@ class SkippingHead(Head):
         if self._outside is None:
             self._outside = outside_values(self._model[0])
         for place, (name, get, value) in enumerate(self._outside):
-            if self._minds(("", place), get(), value):
+            if (now := get()) is not value and self._minds(("", place), now, value):
                 return f"variable {name!r}, which code of the frozen layers reads, was changed since the job was made"
         return None
 
@@ -425,9 +415,10 @@ class SkippingHead(Head):
         """Whether the frozen part minds that a value is another one now; what it did not mind a few times it never."""
         if is_same_plain(now, value):
             return False
-        now = plain_copy(now)
-        harmless = self._harmless.get(key, ())
-        if now is value or now == value or now in harmless or len(harmless) >= _MANY_VALUES:
+        copied, harmless = plain_copy(now), self._harmless.get(key, ())
+        now = ("the object", id(now)) if copied is NOT_PLAIN else copied
+        is_same = plain_copy(value) is not NOT_PLAIN and now == value
+        if is_same or now in harmless or len(harmless) >= _MANY_VALUES:
             return False
         if not self.makes_the_same():
             return True
@@ -547,20 +538,15 @@ def _own_paths(model: nn.Module, part: FrozenPart, rest: Graph | None, inside: t
     used = set() if rest is None else {path for _, path in rest.leaves}
     frozen = {path for _, path in part.prefix.graph.leaves} - used
     owners = {path.rpartition(".")[0] for path in frozen} - {path.rpartition(".")[0] for path in used}
-    trained = {path for path, tensor in model.named_parameters(remove_duplicate=False) if tensor.requires_grad}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    frozen_tensors = {id(tensor) for path, tensor in named if path in frozen}  # which may have other paths too
     return [
         path
-        for path in tensor_paths(model)
+        for path, tensor in named
         if path in used
-        or path in trained
-        or not (path in frozen or path.rpartition(".")[0] in owners or path.startswith(inside))
+        or tensor.requires_grad
+        or not (id(tensor) in frozen_tensors or path.rpartition(".")[0] in owners or path.startswith(inside))
     ]
-
-
-def tensor_paths(model: nn.Module) -> list[str]:
-    """Paths of all parameters and buffers, also of those that several modules share."""
-    parameters = (path for path, _ in model.named_parameters(remove_duplicate=False))
-    return [*parameters, *(path for path, _ in model.named_buffers(remove_duplicate=False))]
 
 
 def _modules_of(graph: Graph, model: nn.Module) -> dict[str, nn.Module]:
@@ -581,29 +567,6 @@ def _leaves(model: nn.Module, traced: Trace, graph: Graph) -> tuple[Callable[[],
         return partial(getattr, model.get_submodule(owner), name)
 
     return tuple(partial(constants.__getitem__, path) if path in constants else leaf(path) for _, path in graph.leaves)
-
-
-def _graft(head: nn.Module, model: nn.Module, path: str) -> None:
-    """Hang the owner of a tensor into the head at its own path; where it owns other modules, the tensor alone."""
-    *owner, name = path.split(".")
-    module = model.get_submodule(".".join(owner))
-    place = head
-    for depth, part in enumerate(owner):
-        here = dict(place.named_children()).get(part)
-        if here is module:
-            return
-        if here is None:
-            is_whole = depth == len(owner) - 1 and not list(module.children())
-            here = module if is_whole else nn.Module()
-            place.add_module(part, here)
-        if here is module:
-            return
-        place = here
-    tensor = getattr(module, name)
-    if isinstance(tensor, nn.Parameter):
-        place.register_parameter(name, tensor)
-    else:
-        place.register_buffer(name, tensor, persistent=path in model.state_dict())
 
 
 _ELSEWHERE = "choose another policy, with which the head is trained here"

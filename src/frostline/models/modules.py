@@ -6,11 +6,11 @@ Records a forward pass: which modules it runs, one in another and in order, and 
 """
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -30,7 +30,9 @@ __all__ = (
     "Inputs",
     "LoneBuffer",
     "ModuleCall",
+    "StandIn",
     "all_in_eval",
+    "graft",
     "has_same_parameters",
     "input_specs",
     "inverse_order",
@@ -48,6 +50,7 @@ __all__ = (
     "record",
     "resolved_path",
     "state_of",
+    "tensor_paths",
     "unwrap",
     "watch_reads",
     "with_buffers",
@@ -247,6 +250,167 @@ def module_at(root: nn.Module, path: str) -> nn.Module | None:
 def has_same_parameters(module: nn.Module | None, other: nn.Module) -> bool:
     """Whether a module has another one's parameters and no others, as what ``torch.compile`` wraps around it."""
     return module is not None and [*map(id, module.parameters())] == [*map(id, other.parameters())]
+
+
+_NO_METHODS = (
+    "{name!r} is a method of the network, and a job's head has its settings and modules alone: what is computed from "
+    "the features is job.head(batch.features), and what needs no frozen layer can be asked of the network itself"
+)
+_TABLES = ("_parameters", "_buffers", "_modules")
+_NONE = object()
+
+
+class StandIn(nn.Module):
+    """Stands for a module of the user's network, and holds what the head has of it, under the same names.
+
+    Settings and modules that the head does not have are read and set where the network has them.
+
+    Args:
+        model: the user's network, or a module of it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = (model,)  # in a tuple, so that the frozen layers do not become the head's
+
+    def finish(self) -> None:
+        """From now on, look at the network for names that are not there."""
+        self._is_made = True
+
+    def __getattr__(self, name: str) -> Any:
+        """Settings and modules of the network that are not the head's own, which a loop may read and change."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name.startswith("_") or "_is_made" not in vars(self) or not hasattr(self._model[0], name):
+                raise
+            found = getattr(self._model[0], name)
+            if getattr(found, "__self__", None) is self._model[0]:
+                raise AttributeError(_NO_METHODS.format(name=name)) from error
+            return found
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = vars(self)
+        is_own = name in own or hasattr(type(self), name) or any(name in own.get(key, ()) for key in _TABLES)
+        is_here = is_own or "_is_made" not in own or (self._is_new(name) and name.startswith("_"))  # a library's mark
+        if is_here or (self._is_new(name) and isinstance(value, nn.Module | nn.Parameter)):
+            super().__setattr__(name, value)
+        if not is_here and getattr(own["_model"][0], name, _NONE) is not value:
+            setattr(own["_model"][0], name, value)
+
+    # What is new here the network's own code may look for.
+    def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
+        """Add a buffer, to the network too where that has none of the name."""
+        super().register_buffer(name, tensor, persistent)
+        if self._is_new(name):
+            self._model[0].register_buffer(name, tensor, persistent)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Add a parameter, to the network too where that has none of the name."""
+        super().register_parameter(name, param)
+        if self._is_new(name):
+            self._model[0].register_parameter(name, param)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Add a module, to the network too where that has none of the name."""
+        super().add_module(name, module)
+        if self._is_new(name):
+            self._model[0].add_module(name, module)
+
+    def _is_new(self, name: str) -> bool:
+        return "_is_made" in vars(self) and not hasattr(self._model[0], name)
+
+
+def _of_the_network(name: str) -> Any:
+    """An attribute that is the network's own wherever it is set."""
+
+    def give(self: StandIn) -> Any:
+        return getattr(self._model[0], name)
+
+    def take(self: StandIn, value: Any) -> None:
+        if "_model" in vars(self):  # which is made last
+            setattr(self._model[0], name, value)
+
+    return property(give, take)
+
+
+_HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_pre_hooks", "_backward_hooks"),
+)
+
+
+class _Part(StandIn):
+    """What a head has of a module a part of which is frozen; its hooks, mode and items are those of the module."""
+
+    training = _of_the_network("training")
+    _is_full_backward_hook = _of_the_network("_is_full_backward_hook")
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__(module)
+        vars(self).update((name, vars(module)[name]) for name in _HOOKS)
+
+    def forward(self, *_: Any, **__: Any) -> NoReturn:
+        """Say that a part of a module does not run.
+
+        Raises:
+            ModelError: It was called.
+        """
+        raise ModelError(
+            f"a part of this {type(self._model[0]).__name__} is frozen, and a job's head has the rest, which does not "
+            "run alone: call job.head(batch.features), or the network's own module on what that takes"
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._model[0][key]  # type: ignore[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._model[0])  # type: ignore[call-overload,no-any-return]
+
+    def __len__(self) -> int:
+        return len(self._model[0])  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def graft(head: StandIn, tensors: Collection[str], run: Collection[str]) -> None:
+    """Hang a network's modules into its head: those that are the head's as they are, and stand-ins for the others.
+
+    Args:
+        head: head, or stand-in for a part of the network.
+        tensors: paths in the network of the tensors that are the head's.
+        run: paths of the modules that it may run.
+    """
+    model = head._model[0]  # noqa: SLF001
+    paths = (*tensor_paths(model), *(path for path, _ in model.named_modules(remove_duplicate=False)))
+    others = set(paths) - {*tensors, *run}
+    partial = {path[:end] for path in others for end, sign in enumerate(f"{path}.") if sign == "."}
+    _graft(head, model, set(tensors), partial, "")
+
+
+def _graft(place: StandIn, module: nn.Module, tensors: Collection[str], partial: Collection[str], prefix: str) -> bool:
+    """Whether anything of the module is the head's; ``partial`` are the paths of modules that are not so whole."""
+    for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+        if f"{prefix}{name}" in tensors:
+            place.register_parameter(name, parameter)
+    for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+        if f"{prefix}{name}" in tensors:
+            place.register_buffer(name, buffer, persistent=name not in module._non_persistent_buffers_set)  # noqa: SLF001
+    for name, child in vars(module)["_modules"].items():
+        path = f"{prefix}{name}"
+        if child is not None and path not in partial:
+            place.add_module(name, child)
+        elif child is not None and _graft(part := _Part(child), child, tensors, partial, f"{path}."):
+            part.finish()
+            place.add_module(name, part)
+    return any(vars(place)[table] for table in _TABLES)
+
+
+def tensor_paths(model: nn.Module) -> list[str]:
+    """Paths of all parameters and buffers, also of those that several modules share."""
+    parameters = (path for path, _ in model.named_parameters(remove_duplicate=False))
+    return [*parameters, *(path for path, _ in model.named_buffers(remove_duplicate=False))]
 
 
 def lone_parameters(head: nn.Module, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -585,7 +749,8 @@ def state_of(tensor: torch.Tensor) -> tuple[int, bytes]:
 
     Nobody counts writes through ``.data`` or NumPy, so that some evenly spaced values of a tensor on a CPU are read.
     """
-    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+    is_traced = torch._C._are_functorch_transforms_active()  # noqa: SLF001 (within torch.func nothing has values)
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or is_traced:
         return version_of(tensor), b""
     spots = tensor.detach().view(-1)[:: tensor.numel() // _SPOTS + 1].contiguous()
     return version_of(tensor), spots.view(torch.uint8).numpy().tobytes()

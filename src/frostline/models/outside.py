@@ -12,13 +12,15 @@ import os
 import random
 import sys
 import sysconfig
+import weakref
+import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, GeneratorType, MethodType
+from types import CellType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from frostline.core.errors import ModelError
+from frostline.engines.measure import version_of
 
 __all__ = (
     "NOT_PLAIN",
@@ -249,7 +252,11 @@ class KeptState(_Walk):
 
 
 def outside_values(model: nn.Module) -> list[tuple[str, Callable[[], Any], Any]]:
-    """Plain values that the user's code reaches, but for modules' attributes: name, what reads it, and it as it is."""
+    """What the user's code reaches, but for plain attributes of modules: name, what reads it, and it as it is now.
+
+    Of what is plain a copy; of tensors and arrays that are no parameters or buffers by what it is seen that they were
+    written to; of all else but containers, such as functions, the object itself.
+    """
     return _Values(model).found
 
 
@@ -257,22 +264,27 @@ class _Values(_Walk):
     def __init__(self, model: nn.Module) -> None:
         self.found: list[tuple[str, Callable[[], Any], Any]] = []
         self._own = {id(vars(module)) for module in model.modules()}
+        self._registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         super().__init__(model)
 
     def _add(self, name: str, get: Callable[[], Any], value: Any) -> None:
-        copied = plain_copy(value)
-        if copied is not NOT_PLAIN:
+        if isinstance(value, _WRITTEN):
+            self.found.append((name, partial(_identity, get), id(value)))
+        elif (copied := plain_copy(value)) is not NOT_PLAIN:
             self.found.append((name, get, copied))
+        elif not isinstance(value, (*_KNOWN_CONTAINERS, *_ITERATORS)):  # which may hold much, and are changed in place
+            self.found.append((name, get, value))
 
     def _attributes(self, own: MutableMapping[str, Any]) -> None:
         if id(own) not in self._own:
-            for name, value in own.items():
-                if name not in OWN_NAMES:
-                    self._add(name, partial(own.get, name), value)
+            self._named(own, own)
 
     def _variables(self, own: MutableMapping[str, Any], named: Mapping[str, Any]) -> None:
+        self._named(own, {name: value for name, value in named.items() if name[:2] != "__"})
+
+    def _named(self, own: MutableMapping[str, Any], named: Mapping[str, Any]) -> None:
         for name, value in named.items():
-            if name[:2] != "__":
+            if name not in OWN_NAMES:
                 self._add(name, partial(own.get, name), value)
 
     def _cell(self, cell: CellType) -> None:
@@ -282,9 +294,68 @@ class _Values(_Walk):
         for name, value in named.items():
             self._add(name, partial(getattr, owner, name, None), value)
 
+    def _tensor(self, value: torch.Tensor) -> None:
+        if id(value) not in self._registered:
+            self._written("of a tensor", value)
+
     def _special(self, value: Any) -> None:
         if isinstance(value, ContextVar):
             self._add(value.name, partial(value.get, None), value.get(None))
+        elif isinstance(value, np.ndarray):
+            self._written("of an array", value)
+
+    def _written(self, name: str, value: Any) -> None:
+        get = partial(_state_at, weakref.ref(value))
+        self.found.append((name, get, get()))
+
+    def _of_module(self, module: nn.Module) -> list[Any]:
+        if _is_users(type(module)):
+            own = vars(module)
+            self._named(own, {name: item for name, item in own.items() if plain_copy(item) is NOT_PLAIN})
+            self._of_its_class(module)
+        return super()._of_module(module)
+
+    def _of_class(self, kind: type) -> Sequence[Any]:
+        found = super()._of_class(kind)
+        for name, value in vars(kind).items() if found else ():
+            if isinstance(value, FunctionType):
+                self._add(name, partial(getattr, kind, name, None), value)
+        return found
+
+    def _of_another(self, value: Any) -> Sequence[Any]:
+        found, own = super()._of_another(value), getattr(value, "__dict__", {})
+        if _is_users(type(value)):
+            self._of_its_class(value)
+        elif not isinstance(value, type | ModuleType) and len(own) <= _WALKED:  # such as a configuration of a library
+            self._attributes(own)
+        return found
+
+    def _of_its_class(self, value: Any) -> None:
+        """What a class has, and an object of it may come to have by itself."""
+        own, kinds = getattr(value, "__dict__", {}), [kind for kind in type(value).__mro__ if _is_users(kind)]
+        named = {name: item for kind in reversed(kinds) for name, item in vars(kind).items() if isinstance(item, PLAIN)}
+        self._members(value, {name: item for name, item in named.items() if name[:2] != "__" and name not in own})
+
+
+_WRITTEN = (torch.Tensor, np.ndarray)
+
+
+def _identity(get: Callable[[], Any]) -> int:
+    return id(get())
+
+
+def _state_at(place: Callable[[], Any]) -> int:
+    """By what it is seen that a tensor or an array was written to: small ones by their values."""
+    value = place()
+    if isinstance(value, torch.Tensor):
+        is_small = _has_values(value) and value.device.type == "cpu" and value.nbytes <= _SMALL_BYTES
+        if not is_small or value.dtype == torch.bfloat16:
+            return version_of(value)
+        value = value.detach().numpy()
+    return zlib.crc32(value.tobytes()) if isinstance(value, np.ndarray) and value.nbytes <= _SMALL_BYTES else 0
+
+
+_SMALL_BYTES = 512
 
 
 def _inside(value: Any) -> Sequence[Any]:
