@@ -286,7 +286,7 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 TAR_GZ = (".tar.gz", ".tgz")
 """Ends of the names of tars that are compressed as a whole and unpacked once."""
 
-FILE_SUFFIXES = (".arrow", ".csv", ".parquet", ".tar", *TAR_GZ)
+FILE_SUFFIXES = (".arrow", ".csv", ".jsonl", ".ndjson", ".parquet", ".tar", ".tsv", *TAR_GZ)
 """Ends of the names of files that are data sets by themselves."""
 
 COMPRESSED = (".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".csv.gz")
