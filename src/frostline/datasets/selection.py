@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 
 from frostline.core.errors import DataError, SettingError, suggest_names
 from frostline.datasets.formats.base import (
-    COLUMNS,
     ManifestColumns,
     PartOfSamples,
     SelectedRows,
@@ -29,6 +28,7 @@ from frostline.datasets.formats.base import (
 )
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
+    TAKEN,
     column_labels,
     encode_labels,
     find_name,
@@ -280,14 +280,13 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
         SettingError: there is no such column.
         DataError: its values are no labels.
     """
-    known = manifest.columns.table.column_names
-    name = find_name(known[len(COLUMNS) :], (label, f"meta_{label}"))
+    known = [name for name in manifest.columns.table.column_names if name not in TAKEN]
+    name = find_name(known, (label, f"meta_{label}"))
     if name is None:
         if find_name((label,), LABEL_FIELDS) is not None and len(manifest.classes):
             return manifest
-        raise SettingError(
-            f"{url} has no column {label!r} of labels, only {', '.join(known)}{suggest_names(label, known)}"
-        )
+        others = f"only {', '.join(known)}" if known else "and no other"
+        raise SettingError(f"{url} has no column {label!r} of labels, {others}{suggest_names(label, known)}")
     column = manifest.columns.table[name]
     try:
         said = encode_labels(column_labels(plain_column(column), label_text))

@@ -73,8 +73,8 @@ def _write_lance(out: Path, tables: Iterable[pa.Table], shape: tuple[int, ...]) 
             raise OutOfSpace(f"no space left to write {out}: free some, or choose another folder") from error
         raise SettingError(f"cannot write {out}: {str(error)[:200]}; choose another folder") from error
     finally:
-        for folder in (part, before):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(before, ignore_errors=True)  # only now that another one is in its place
 
 
 def lance_reader(out: Path) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]:
@@ -97,13 +97,13 @@ def _batches(first: pa.Table, rest: Iterable[pa.Table], shape: tuple[int, ...]) 
 
 
 def _replace(part: Path, out: Path, before: Path) -> None:
-    """Let a folder take the place of another one, which stays where it cannot."""
-    if out.exists():
-        out.rename(before)
+    """Let a folder take the place of another one, which stays where it cannot, and where somebody stops it."""
     try:
+        if out.exists():
+            out.rename(before)
         part.rename(out)
-    except OSError:
-        if before.exists():
+    except BaseException:
+        if before.exists() and not out.exists():
             before.rename(out)
         raise
 
