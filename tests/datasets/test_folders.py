@@ -369,6 +369,10 @@ def test_folders_that_are_called_as_splits_and_have_no_classes_are_no_classes(st
     data = Dataset(store.url)
     assert data.splits == splits
     assert data.classes == (() if splits else tuple(sorted(folders)))
+    if not folders[0].startswith("images/"):
+        store.write("classes.json", json.dumps(sorted(folders)).encode())
+        data = Dataset(store.url)
+        assert (data.classes, data.splits) == (tuple(sorted(folders)), ()), "as a copy says its classes"
 
 
 def test_what_lists_say_of_splits_goes_with_the_images_that_they_mean(store):

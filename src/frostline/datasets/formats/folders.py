@@ -23,6 +23,7 @@ from frostline.datasets.formats.base import (
     ListedSamples,
     digest_of,
     is_hidden,
+    is_named,
     label_column,
     stable_ids,
 )
@@ -70,7 +71,7 @@ SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 # Part of every digest: raise it whenever the same files would give another table.
-_FOLDER_RULE = "frostline image folders 7"
+_FOLDER_RULE = "frostline image folders 8"
 
 
 # A larger one is no table of classes, whose names stand in every manifest.
@@ -123,7 +124,7 @@ class ClassFolderFormat:
         if not labelled:
             raise EmptyDataset(_nothing_at(store.url, entries))
         objects, sizes, etags = labelled.table.columns
-        layout = _layout(labelled)
+        layout = _layout(labelled, are_classes=is_named(entries, CLASSES))
         labels, folders = _classes(labelled, layout)
         table_of_classes = _table_of_classes(store, entries, folders)
         classes = table_of_classes or folders
@@ -220,15 +221,16 @@ def _folders_behind(labelled: Entries, which: str, prefix: str) -> Iterator[pa.A
         yield pc.fill_null(pc.struct_field(pc.extract_regex(piece["object"], pattern), which), "")
 
 
-def _layout(labelled: Entries) -> _Layout:
+def _layout(labelled: Entries, *, are_classes: bool) -> _Layout:
     """Whether first folders are splits, or those in the one folder that holds everything."""
     firsts = _different(labelled, "")
-    if splits := folder_splits(firsts, lambda: _pairs(labelled, "")):
+    if splits := folder_splits(firsts, lambda: _pairs(labelled, ""), are_classes=are_classes):
         return _Layout("", splits)
     if len(firsts) == 1:
         prefix = f"{firsts.pop()}/"
         inner = _different(labelled, prefix)
-        splits = folder_splits(inner, lambda: _pairs(labelled, prefix)) if "" not in inner else {}
+        pairs = partial(_pairs, labelled, prefix)
+        splits = folder_splits(inner, pairs, are_classes=are_classes) if "" not in inner else {}
         if are_divided(splits.values()):
             return _Layout(prefix, splits)
     return _Layout()

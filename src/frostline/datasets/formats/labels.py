@@ -473,7 +473,9 @@ def are_divided(splits: Iterable[str]) -> bool:
     return training_split(names) is not None and bool(scoring_splits(names))
 
 
-def folder_splits(folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str, str]]]) -> dict[str, str]:
+def folder_splits(
+    folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str, str]]], *, are_classes: bool = False
+) -> dict[str, str]:
     """The split of each folder that is one, and not a class that happens to be called so; empty where none is.
 
     Where all folders are called exactly as splits, they are some, if one of them has class folders, and those without
@@ -485,6 +487,7 @@ def folder_splits(folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str
     Args:
         folders: first folders of all images.
         pairs: gives the pairs of first and second folder that there are; the second is empty where there is none.
+        are_classes: a table of classes lies beside the folders, so that those without class folders are classes.
     """
     names = set(folders)
     exact = {name: name.lower() for name in names if is_split(name)}
@@ -496,7 +499,7 @@ def folder_splits(folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str
         seconds.setdefault(first, set()).add(second)
     divided = {name for name, inner in seconds.items() if "" not in inner}
     mixed = {name for name, inner in seconds.items() if "" in inner and len(inner) > 1}
-    if not divided and not mixed:
+    if not divided and not mixed and not are_classes:
         is_clear = len(words) == len(names) == len(set(words.values())) and are_divided(words.values())
         return words if is_clear and all(map(_says_split_alone, names)) else {}
     if len(exact) == len(names):
