@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.core.errors import DataError, EmptyDataset, SampleError
+from frostline.core.errors import DataError, EmptyDataset, SampleError, SettingError
 from frostline.datasets import Dataset
 from frostline.datasets.check import check
 from frostline.datasets.copy.layout import suffix_by_content
@@ -424,6 +424,10 @@ def test_folders_of_images_are_no_classes_where_lists_name_the_images_without_la
         store.write(name, b"x")
     store.write("meta.csv", b"image_id,dx\na,nv\nb,mel\n")
     assert (Dataset(store.url).classes, Dataset(store.url, label="dx").classes) == ((), ("mel", "nv"))
+    with pytest.raises(DataError, match=r"not one of the 2 samples of here has a label: .* such as --label dx"):
+        Dataset(store.url).selection.require_classes(2, "here")
+    with pytest.raises(SettingError, match=r"no column 'label' of labels, only dx$"):
+        _ = Dataset(store.url, label="label").samples
 
 
 def test_folders_that_are_classes_stay_and_lists_called_metadata_add_columns(store):

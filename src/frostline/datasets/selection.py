@@ -24,10 +24,14 @@ from frostline.datasets.formats.base import (
     PartOfSamples,
     SelectedRows,
     WholeSamples,
+    is_text,
     label_column,
+    simple_type,
 )
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
+    SOURCE,
+    SPLIT,
     TAKEN,
     column_labels,
     encode_labels,
@@ -309,6 +313,14 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
     )
 
 
+def _likely_label(schema: pa.Schema) -> str:
+    """The column to name as that of labels: a field of one that is called so, else the first of texts."""
+    names = [field.name for field in schema if field.name not in (*TAKEN, SOURCE, SPLIT)]
+    fields = [name for name in names if name.rpartition(".")[0] in LABEL_FIELDS]
+    texts = [name for name in names if is_text(simple_type(schema.field(name).type))]
+    return next(iter((*fields, *texts)), "category")
+
+
 def values_of(columns: ManifestColumns, rows: SelectedRows | None, name: str) -> pa.ChunkedArray:
     """A column's values at the given rows, or at all.
 
@@ -493,8 +505,7 @@ class Selection:
         """
         present = [self.whole.classes[label] for label, count in self.per_label.items() if count and label >= 0]
         if at_least and not present:
-            fields = [name for name in self.whole.columns.table.column_names if name.rpartition(".")[0] in LABEL_FIELDS]
-            other = next(iter(fields), "category")
+            other = _likely_label(self.whole.columns.table.schema)
             raise DataError(
                 f"not one of the {len(self.manifest.samples)} samples of {url} has a label: class folders such "
                 f"as cats/1.jpg say them, or a column {' or '.join(LABEL_FIELDS)} of a list or table, and there they "

@@ -48,6 +48,7 @@ from frostline.datasets.formats.tables import (
 )
 from frostline.datasets.formats.urls import IMAGE_PATH, MASK_PATH, known_files, locate_rows
 from frostline.stores.protocols import Entry, ObjectStore, Versioned
+from frostline.stores.urls import ARROW_SUFFIXES
 
 __all__ = (
     "ArrowFiles",
@@ -383,7 +384,7 @@ def _says_splits(name: str) -> bool:
 
 def _is_arrow(name: str) -> bool:
     base = name.rpartition("/")[2].lower()
-    return base.endswith(".arrow") and not base.startswith(_LEFT_BEHIND) and not is_hidden(name)
+    return base.endswith(ARROW_SUFFIXES) and not base.startswith(_LEFT_BEHIND) and not is_hidden(name)
 
 
 _Known = Mapping[tuple[str, str], tuple[pa.Table, tuple[LeftOut, ...]]]
