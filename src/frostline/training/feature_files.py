@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from frostline.core.errors import OutOfSpace, SettingError
 from frostline.core.files import make_private
+from frostline.datasets.formats.base import label_numbers
 from frostline.training.run_config import atomic_file
 
 __all__ = (
@@ -212,7 +213,7 @@ def _write_safetensors(file: BinaryIO, tables: Iterable[pa.Table], contents: Con
             features = table["features"].combine_chunks().to_numpy_ndarray()
             file.write(np.ascontiguousarray(features).data)
         ids.append(table["id"].to_numpy())
-        labels.append(table["label"].to_numpy())
+        labels.append(label_numbers(table["label"]))  # a tensor has no null
     for numbers in (ids, labels):
         file.write(np.concatenate(numbers).astype("<i8").tobytes())
 
