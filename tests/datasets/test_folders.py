@@ -420,11 +420,11 @@ def test_parquet_beside_images_says_what_its_columns_say_of_them(store):
 
 
 def test_folders_of_images_are_no_classes_where_lists_name_the_images_without_labels(store):
-    for name in ("part_1_images/a.jpg", "part_2_images/b.jpg"):
+    for name in ("part_1_images/a.jpg", "part_2_images/b.jpg", "audio/c.jpg"):
         store.write(name, b"x")
-    store.write("meta.csv", b"image_id,dx\na,nv\nb,mel\n")
+    store.write("meta.csv", b"image_id,dx\na,nv\nb,mel\nc,\n")
     assert (Dataset(store.url).classes, Dataset(store.url, label="dx").classes) == ((), ("mel", "nv"))
-    with pytest.raises(DataError, match=r"not one of the 2 samples of here has a label: .* such as --label dx"):
+    with pytest.raises(DataError, match=r"not one of the 3 samples of here has a label: .* such as --label dx"):
         Dataset(store.url).selection.require_classes(2, "here")
     with pytest.raises(SettingError, match=r"no column 'label' of labels, only dx$"):
         _ = Dataset(store.url, label="label").samples

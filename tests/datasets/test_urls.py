@@ -113,6 +113,8 @@ ODD_CSV = {
     "carriage returns": "file_name,label\ra.jpg,x\rb.jpg,y\r",
     "empty lines first": "\n\nfile_name,label\na.jpg,x\nb.jpg,y\n",
     "paths of Windows": "file_name,label\nC:\\data\\set\\a.jpg,x\nC:\\data\\set\\b.jpg,y\n",
+    "a name of its own": "index,Image Index,label\n1,a.jpg,x\n2,b.jpg,y\n",
+    "a long field": "file_name,label,words\na.jpg,x," + "q" * 200_000 + "\nb.jpg,y,\n",
     "numbers with a point": "id,label\n1.0,x\n2.0,y\n,z\n",
 }
 
@@ -198,9 +200,10 @@ def test_lists_of_json_lines_are_read_and_rows_without_a_sample_are_counted(stor
 
 def test_lists_that_make_no_sense_get_a_sentence(store):
     store.write("a.jpg", b"a")
-    assert "its columns are kind, place" in refused(store, "kind,place\na.jpg,1\n")
+    assert "its columns are kind, place" in refused(store, "kind,place\na,1\n")
+    assert "its columns are a.jpg, 0" in refused(store, "a.jpg,0\nb.jpg,1\n"), "the first row is no row of names"
     assert "two columns called 'x'" in refused(store, "url,x,x\na.jpg,1,2\n")
-    assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na.jpg,1\n")
+    assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na,1\n")
     assert "labels.csv is no CSV file" in refused(store, "url,label\na.jpg\nb,c,d\n")
     assert "labels.csv is no CSV file" in refused(store, "")
     assert "b.jpg is listed and not there, nor are 1 others" in refused(store, "url,label\nb.jpg,1\nc.jpg,1\n")

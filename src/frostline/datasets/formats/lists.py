@@ -62,11 +62,13 @@ _MASK_FIELDS = (*MASK_FIELDS, "mask_url", "mask_file_name", "mask_path")
 _SEPARATORS = ",;\t|"
 # Rows that tell which separator a list has.
 _LOOKED_AT = 6
+_BEGINNING = 1 << 20
 # What Excel writes above the names, and reads.
 _SAYS_SEPARATOR = re.compile(r'(?i)"?sep=(?P<mark>[,;\t|])"?[ \t]*(?:\r\n|\n|\r)')
 _QUOTED_LATER = re.compile(r'\s+".*"\s*$', re.DOTALL)
 _FLOAT_OF_A_FILE = r"^\s*[0-9]+\.0*\s*$"
 _ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:[\\/]|[A-Za-z][A-Za-z0-9+.-]*://")
+_VALUES_LOOKED_AT = 64
 _NAMELESS = "\0"
 # Rows are counted from 1, and the first is that of names.
 _BELOW_NAMES = 2
@@ -89,8 +91,10 @@ _FILES_FIRST = (*(name for name in URL_FIELDS if "url" not in name), *(name for 
 _MAX_REASON = 300
 # Lists of what a contest asks for, whose labels are none.
 _NO_LABELS = re.compile(r"(?i)submission")
-# What folders of images are called that are no classes.
-_OF_IMAGES = re.compile(r"(?i)^(?:.*[^a-z])?(?:images?|imgs?|jpe?gs?|pngs?|photos?|pictures?|data)(?:[^a-z].*)?$")
+# What folders of images and sounds are called that are no classes.
+_OF_IMAGES = re.compile(
+    r"(?i)^(?:.*[^a-z])?(?:images?|imgs?|jpe?gs?|pngs?|photos?|pictures?|audios?|sounds?|wavs?|data)(?:[^a-z].*)?$"
+)
 
 
 class ListRows(NamedTuple):
@@ -137,7 +141,7 @@ def read_list(store: ObjectStore, entry: Entry, fields: Sequence[str] = URL_FIEL
     """
     table, said, left = _rows_of(store, entry)
     names = table.column_names
-    file, mask = find_name(names, fields), find_name(names, _MASK_FIELDS)
+    file, mask = find_name(names, fields) or _column_of_files(table), find_name(names, _MASK_FIELDS)
     files = None if file is None else _whole(plain_column(table[file]))
     if files is None or files.type not in (pa.string(), pa.int64(), pa.null()):
         raise DataError(
@@ -160,6 +164,21 @@ def read_list(store: ObjectStore, entry: Entry, fields: Sequence[str] = URL_FIEL
         about=about,
         left_out=(*left, *of_names(ROWS, "without a name of a sample", lost, entry.object)),
     )
+
+
+def _column_of_files(table: pa.Table) -> str | None:
+    """The first column of texts that are names of images or sounds, whatever it is called; None where there is none.
+
+    A file without a line of names has none: its first row would be taken for that.
+    """
+    if any(map(is_sample, table.column_names)):
+        return None
+    for name in table.column_names:
+        if pa.types.is_string(table[name].type):
+            values = table[name].slice(0, _VALUES_LOOKED_AT).drop_null().to_pylist()
+            if values and all(is_sample(value.strip()) for value in values):
+                return name
+    return None
 
 
 def _whole(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -214,12 +233,15 @@ def _text_of(data: bytes) -> str:
         return data.decode("cp1252", "replace")
 
 
-def _first_rows(text: str, separator: str, *, skips_spaces: bool = False) -> list[list[str]]:
-    try:
-        lines = csv_text.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=skips_spaces)
-        return list(islice(lines, _LOOKED_AT))
-    except csv_text.Error:
-        return []
+def _first_rows(text: str, separator: str) -> list[list[str]]:
+    """The first rows, as far as they are no longer than rows are."""
+    rows: list[list[str]] = []
+    with suppress(csv_text.Error):  # a field is too long
+        lines = csv_text.reader(io.StringIO(text[:_BEGINNING], newline=""), delimiter=separator)
+        for row in islice(lines, _LOOKED_AT):
+            rows.append(row)  # noqa: PERF402 -- those before an error stay
+    is_cut = len(text) > _BEGINNING and len(rows) < _LOOKED_AT
+    return rows[:-1] if is_cut and len(rows) > 1 else rows
 
 
 def _separator_of(text: str) -> str:
