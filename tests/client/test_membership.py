@@ -93,7 +93,7 @@ class Fleet:
         self.file.write_text(json.dumps(names))
 
     def look(self):
-        self.membership.follow(self.membership.listed())
+        self.membership.follow(self.membership.list_nodes())
         self.membership.settle()
 
     def tend(self):

@@ -193,7 +193,7 @@ class Membership:
             is_ready = any(future.result() is None for future in done)
         wait(pending, _GRACE_S)
 
-    def listed(self) -> tuple[str, ...] | None:
+    def list_nodes(self) -> tuple[str, ...] | None:
         """The nodes that the lists name by now, which a name server may take long to say; None where nobody says."""
         try:
             return listed_nodes(self._near)
@@ -341,7 +341,7 @@ def watch_membership(membership: Membership) -> Iterator[None]:
             now, stamps = time.monotonic(), _stamps(membership.files)
             if stamps != seen or now - looked_at >= _EVERY_S:
                 seen, looked_at = stamps, now
-                found.append(membership.listed())
+                found.append(membership.list_nodes())
 
     def tend() -> None:
         while not ended.wait(_TEND_EVERY_S):

@@ -308,7 +308,7 @@ def _parsed(
     Args:
         entry: entry of the list.
         data: text in UTF-8.
-        separator: what stands between two fields.
+        separator: mark between two fields.
         columns: names of all columns.
         texts: names of the columns that are texts whatever stands in them.
         only: names of the columns that are read; all by default.

@@ -151,7 +151,7 @@ def check_parameters(request: Request, known: Iterable[str] = ()) -> None:
     """Make sure that an address has no field that nobody reads, and none twice.
 
     Args:
-        request: what somebody asks.
+        request: request of somebody.
         known: names of the fields behind the question mark.
 
     Raises:
