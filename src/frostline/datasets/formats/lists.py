@@ -174,7 +174,8 @@ def _column_of_files(table: pa.Table) -> str | None:
     """
     if any(map(is_sample, table.column_names)):
         return None
-    for name in table.column_names:
+    names: list[str] = table.column_names
+    for name in names:
         if pa.types.is_string(table[name].type):
             values = table[name].slice(0, _VALUES_LOOKED_AT).drop_null().to_pylist()
             if values and all(is_sample(value.strip()) for value in values):
