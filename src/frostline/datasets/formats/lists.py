@@ -89,7 +89,6 @@ _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 # Beside folders, what says where an image was once got from comes last.
 _FILES_FIRST = (*(name for name in URL_FIELDS if "url" not in name), *(name for name in URL_FIELDS if "url" in name))
 _MAX_REASON = 300
-_LARGEST_PARQUET = 64 << 20
 # Lists of what a contest asks for, whose labels are none.
 _NO_LABELS = re.compile(r"(?i)submission")
 # What folders of images and sounds are called that are no classes.
@@ -548,10 +547,10 @@ _RULE = "frostline annotated folders 4"
 
 
 def _may_annotate(entry: Entry) -> bool:
+    # Of Parquet files, what a command wrote beside the images is none: the data would be another with each.
     name = entry.object.rpartition("/")[2]
-    # A large Parquet file beside images holds them once more, and is no list.
-    is_small = not is_parquet(entry) or entry.size <= _LARGEST_PARQUET or name.lower() in _METADATA
-    return is_list_of_samples(entry) and is_small and not _NO_LABELS.search(name)
+    may_be = is_text_list(entry) or (is_parquet(entry) and name.lower() in _METADATA)
+    return may_be and not _NO_LABELS.search(name)
 
 
 def _is_no_class(folder: str) -> bool:
