@@ -118,9 +118,12 @@ def make(
 
 def _existing(directory: Path, asked: dict[str, object]) -> Photographs:
     mark = directory / _MARK
-    known = json.loads(mark.read_text(encoding="utf-8")) if mark.is_file() else {}
-    total_bytes = known.pop("total_bytes", None)
-    if known != asked:
+    try:
+        known = json.loads(mark.read_text(encoding="utf-8")) if mark.is_file() else {}
+    except (OSError, ValueError, RecursionError):
+        known = None
+    total_bytes = known.pop("total_bytes", None) if isinstance(known, dict) else None
+    if known != asked or not isinstance(total_bytes, int):
         raise SettingError(f"{directory} holds something else than this set: remove it or name another directory")
     return _photographs(directory, known["per_class"], total_bytes, made=False)
 

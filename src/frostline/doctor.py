@@ -40,7 +40,14 @@ from frostline.client.http import HttpTransport
 from frostline.control.reporter import ControlLink
 from frostline.control.settings import NO_CONTROL
 from frostline.core import Skipped
-from frostline.core.config import LoaderSettings, cache_folder, default_node_memory_bytes, devices_of, environment
+from frostline.core.config import (
+    LoaderSettings,
+    cache_folder,
+    check_variables,
+    default_node_memory_bytes,
+    devices_of,
+    environment,
+)
 from frostline.core.errors import FrostlineError, SampleError
 from frostline.core.events import Event, MeasurementFailed, Observer, SetupWarning, WeightsLoaded
 from frostline.core.files import make_private_folder
@@ -114,18 +121,21 @@ def worst_level(findings: Iterable[Finding]) -> str:
     return max((finding.level for finding in findings), key=LEVELS.index, default=FINE)
 
 
-def attempt(part: str, examined: Callable[[], Iterator[Finding]], *, mend: str | None = None) -> Iterator[Finding]:
+def attempt(
+    part: str, examined: Callable[[], Iterable[Finding]], *, mend: str | None = None, level: str = PROBLEM
+) -> Iterator[Finding]:
     """Run a check; an error that Frostline puts into a sentence ends it and is a finding like any other.
 
     Args:
         part: the part of the set-up that is looked at.
         examined: gives the findings.
         mend: the change that helps where it fails and the error does not say.
+        level: level of that finding.
     """
     try:
         yield from examined()
     except FrostlineError as error:
-        yield Finding(part=part, level=PROBLEM, says=str(error), mend=mend)
+        yield Finding(part=part, level=level, says=str(error), mend=mend)
 
 
 _GIB = 1 << 30
@@ -311,7 +321,10 @@ def examine_environment(settings: LoaderSettings, *, has_nodes: bool) -> Iterato
         has_nodes: nodes are named, so that a job asks no I/O service.
     """
     yield from _temporary()
-    yield from attempt("stores", _stores, mend="mend or unset that variable")
+    stores = partial(_variables, lambda: Waits.of(environment(PREFIX)))
+    others = partial(_variables, partial(check_variables, (PREFIX, "FROSTLINE_CQL_")))
+    yield from attempt("stores", stores, mend="mend or unset that variable")
+    yield from attempt("environment", others, mend="correct its name", level=WARNING)
     if settings.control is not None and settings.control != NO_CONTROL:
         part = f"control plane {settings.control}"
         mend = "start it (frostline control), mend FROSTLINE_CONTROL, or unset it"
@@ -332,12 +345,8 @@ def _temporary() -> Iterator[Finding]:
             with tempfile.TemporaryFile(dir=said) as file:
                 file.write(b"\0")
         except OSError as error:
-            yield Finding(
-                part="temporary files",
-                level=PROBLEM,
-                says=f"nothing can be written to {said}, which {name} names: {error.strerror}",
-                mend=f"make that folder, or unset {name}",
-            )
+            says, mend = f"nothing can be written to {said}, which {name} names", f"make that folder, or unset {name}"
+            yield Finding(part="temporary files", level=PROBLEM, says=f"{says}: {error.strerror}", mend=mend)
     try:
         folder = Path(tempfile.gettempdir())
     except OSError as error:
@@ -349,9 +358,9 @@ def _temporary() -> Iterator[Finding]:
         yield Finding(part="temporary files", level=WARNING, says=says, mend="make room, or name another (TMPDIR)")
 
 
-def _stores() -> Iterator[Finding]:
-    Waits.of(environment(PREFIX))  # which refuses what makes no sense
-    yield from ()
+def _variables(check: Callable[[], object]) -> Iterable[Finding]:
+    check()  # which refuses what makes no sense
+    return ()
 
 
 def _control_plane(part: str, url: str, settings: LoaderSettings) -> Iterator[Finding]:
@@ -474,11 +483,8 @@ def _examine_data(data: Dataset) -> Iterator[Finding]:
         data: data set, listed.
     """
     nbytes = int(data.samples.lengths.astype(np.int64).sum())
-    yield Finding(
-        part="data",
-        level=FINE,
-        says=f"{len(data)} samples of {len(data.classes)} classes, {in_bytes(nbytes)}, at {data.url}",
-    )
+    says = f"{len(data)} samples of {len(data.classes)} classes, {in_bytes(nbytes)}, at {data.url}"
+    yield Finding(part="data", level=FINE, says=says)
     yield from _classes(data)
     if (why := mixed_splits(data)) is not None:
         yield Finding(part="data", level=WARNING, says=why)
@@ -487,23 +493,19 @@ def _examine_data(data: Dataset) -> Iterator[Finding]:
 
 
 def _classes(data: Dataset) -> Iterator[Finding]:
-    if len(data.classes) == 1:
-        yield Finding(
-            part="data",
-            level=WARNING,
-            says=f"all samples are of one class, {data.classes[0]!r}",
-            mend="give the folder that has one folder a class, or name what is learned (--targets COLUMN)",
-        )
-        return
     counts = data.selection.per_label
+    if data.classes and (bare := counts.get(-1, 0)):
+        says, mend = f"{bare} of {len(data)} samples have no label", "leave them out (--where 'label is not None')"
+        yield Finding(part="data", level=WARNING, says=says, mend=mend)
+    if len(data.classes) == 1:
+        mend = "give the folder that has one folder a class, or name what is learned (--targets COLUMN)"
+        says = f"all samples with a label are of one class, {data.classes[0]!r}"
+        yield Finding(part="data", level=WARNING, says=says, mend=mend)
+        return
     rare = [data.classes[label] for label, count in counts.items() if count == 1 and label >= 0]
     if rare:
-        yield Finding(
-            part="data",
-            level=WARNING,
-            says=f"{len(rare)} classes have one sample each, {rare[0]!r} among them: none is left to score",
-            mend="add samples, or leave them out (--where)",
-        )
+        says = f"{len(rare)} classes have one sample each, {rare[0]!r} among them: none is left to score"
+        yield Finding(part="data", level=WARNING, says=says, mend="add samples, or leave them out (--where)")
 
 
 def _some_read(data: Dataset) -> Iterator[Finding]:

@@ -93,7 +93,7 @@ class Fleet:
         self.file.write_text(json.dumps(names))
 
     def look(self):
-        self.membership.look()
+        self.membership.follow(self.membership.list_nodes())
         self.membership.settle()
 
     def tend(self):
@@ -309,6 +309,29 @@ def test_watching_ends_with_its_thread(tmp_path):
         pass
     fleet.list(B)
     assert fleet.transport.members == (A,)
+
+
+def test_a_list_that_hangs_keeps_nobody_from_noticing_a_lost_node_and_holds_no_job_at_its_end(tmp_path, monkeypatch):
+    fleet = Fleet(tmp_path, A, B)
+    fleet.node(A).failure = NodeUnreachable("gone")
+    asked, answers = threading.Event(), threading.Event()
+
+    def listed(_):
+        asked.set()
+        answers.wait(30)
+        return (A, B)
+
+    monkeypatch.setattr(tending, "listed_nodes", listed)
+    for name in ("_EVERY_S", "_FILE_EVERY_S", "_TEND_EVERY_S", "_GRACE_S"):
+        monkeypatch.setattr(tending, name, 0.01)
+    with watch_membership(fleet.membership):
+        assert asked.wait(10)
+        fleet.transport.lose(A, NodeUnreachable("gone"))
+        until(lambda: fleet.told)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 10, "the end waits for no list"
+    answers.set()
+    assert fleet.told == [("lost", A, "gone")]
 
 
 def test_a_name_stands_for_all_its_addresses(monkeypatch):

@@ -7,6 +7,7 @@ import uuid
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pytest
 from PIL import Image
 
@@ -164,6 +165,20 @@ def test_reads_plain_image_columns_and_leaves_out_rows_without_an_image(store, k
     assert listed.table["n"].to_pylist() == [1, 3, 4]
     assert listed.table["name"].to_pylist() == ["0.arrow/0", "0.arrow/2", "0.arrow/3"]
     assert listed.table["label"].to_pylist() == [0, 1, None]
+
+
+@pytest.mark.parametrize("name", ["x.feather", "x.ipc", "X.Arrow"])
+def test_files_are_known_by_the_names_that_pandas_and_polars_give_them(store, name):
+    table = pa.table({"image": [b"1", b"2"], "label": ["a", "b"]})
+    out = io.BytesIO()
+    pyarrow.feather.write_feather(table, out, compression="uncompressed")
+    store.write(name, out.getvalue())
+    data = fl.Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("a", "b"), [0, 1])
+    pyarrow.feather.write_feather(table, out := io.BytesIO())
+    store.write(name, out.getvalue())
+    with pytest.raises(DataError, match=f"{name} .*compress"):
+        _ = fl.Dataset(store.url).samples
 
 
 def test_files_that_can_be_entered_in_their_middle_are_read_too(store):

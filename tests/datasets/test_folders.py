@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.core.errors import DataError, EmptyDataset, SampleError
+from frostline.core.errors import DataError, EmptyDataset, SampleError, SettingError
 from frostline.datasets import Dataset
 from frostline.datasets.check import check
 from frostline.datasets.copy.layout import suffix_by_content
@@ -330,7 +330,7 @@ def test_a_list_beside_a_folder_of_images_says_their_labels(store, folder, writt
     left = {(one.reason, one.names) for one in data.manifest.left_out}
     assert left == {
         ("of labels.csv that name no image here", (written.format(7),)),
-        ("with the suffix .csv, which is not read", ("sample_submission.csv",)),
+        ("that the format folders has no place for", ("sample_submission.csv",)),
     }
     assert data.manifest.reading == "objects"
     store.write("labels.csv", "\n".join(["image_id,label", f"{written.format(0)},owl"]).encode())
@@ -341,9 +341,93 @@ def test_a_list_of_something_else_beside_images_is_named_and_not_taken(store):
     for number in range(2):
         store.write(f"images/{number}.jpg", b"x")
     store.write("stations.csv", b"station,height\na,1\n")
+    store.write("other.csv", b"file_name,label\nz.jpg,q\n")
+    for _ in range(2):  # as it was found again
+        data = Dataset(store.url)
+        assert data.classes == ("images",)
+        [other, stations] = data.manifest.left_out
+        assert (other.names, stations.names) == (("other.csv",), ("stations.csv",))
+        assert other.reason == "that says nothing of the samples: its rows name none, as 'z.jpg'"
+        assert "its columns are station, height" in stations.reason
+
+
+@pytest.mark.parametrize(
+    ("folders", "splits"),
+    [
+        (("train", "test"), ("train", "test")),
+        (("train2017", "val2017"), ("train", "val")),
+        (("images/train", "images/val"), ("train", "val")),
+        (("trainImages", "Test_Images"), ("train", "test")),
+        (("train", "things"), ()),
+        (("bullet_train", "test_tube"), ()),
+        (("train", "trained"), ()),
+    ],
+)
+def test_folders_that_are_called_as_splits_and_have_no_classes_are_no_classes(store, folders, splits):
+    for folder in folders:
+        store.write(f"{folder}/1.jpg", b"x")
     data = Dataset(store.url)
-    assert data.classes == ("images",)
-    assert [one.names for one in data.manifest.left_out] == [("stations.csv",)]
+    assert data.splits == splits
+    assert data.classes == (() if splits else tuple(sorted(folders)))
+    if not folders[0].startswith("images/"):
+        store.write("classes.json", json.dumps(sorted(folders)).encode())
+        data = Dataset(store.url)
+        assert (data.classes, data.splits) == (tuple(sorted(folders)), ()), "as a copy says its classes"
+
+
+def test_what_lists_say_of_splits_goes_with_the_images_that_they_mean(store):
+    for name in ("train/1.png", "train/2.png", "test/1.png"):
+        store.write(name, b"x")
+    store.write("trainLabels.csv", b"id,label\n1,frog\n2,truck\n")
+    data = Dataset(store.url)
+    assert labels_by_name(data) == {"train/1.png": "frog", "train/2.png": "truck", "test/1.png": -1}
+    assert (data.splits, data.manifest.left_out) == (("train", "test"), ())
+
+
+def test_lists_called_as_splits_divide_the_images_of_one_folder_and_what_they_contradict_is_said(store):
+    for name in "abcd":
+        store.write(f"images/{name}.jpg", b"x")
+    store.write("train.csv", b"url,file_name,label\nhttp://x/1,a.jpg,cat\nhttp://x/2,b.jpg,dog\nhttp://x/2,b.jpg,cat\n")
+    store.write("val.csv", b"file_name,label\n/kaggle/input/set/images/c.jpg,dog\na.jpg,dog\n")
+    data = Dataset(store.url)
+    assert data.column("split").to_pylist() == ["train", "train", "val", None]
+    assert labels_by_name(data) == {
+        "images/a.jpg": -1, "images/b.jpg": -1, "images/c.jpg": "dog", "images/d.jpg": -1,
+    }  # fmt: skip
+    assert [(one.reason, one.names) for one in data.manifest.left_out] == [
+        ("of train.csv that give an image another label", ("b.jpg",)),
+        ("of val.csv that give an image another label", ("a.jpg",)),
+        ("of val.csv that put an image into another split", ("val.csv",)),
+    ]
+
+
+def parquet_from(columns):
+    out = io.BytesIO()
+    pq.write_table(pa.table(columns), out)
+    return out.getvalue()
+
+
+def test_parquet_beside_images_says_what_its_columns_say_of_them(store):
+    for name in ("train/a.jpg", "train/b.jpg", "test/c.jpg"):
+        store.write(name, b"x")
+    about = {"file_name": ["a.jpg", "b.jpg"], "label": ["x", "y"], "at": [{"site": "n", "raw": b"1"}, None]}
+    store.write("train/metadata.parquet", parquet_from(about))
+    store.write("test/metadata.parquet", parquet_from({"file_name": ["c.jpg"], "label": ["x"]}))
+    data = Dataset(store.url)
+    assert labels_by_name(data) == {"test/c.jpg": "x", "train/a.jpg": "x", "train/b.jpg": "y"}
+    assert (data.splits, data.column("at.site").to_pylist()) == (("train", "test"), [None, "n", None])
+    assert [str(one) for one in data.manifest.left_out] == ["1 column of a type that is no metadata (at.raw)"]
+
+
+def test_folders_of_images_are_no_classes_where_lists_name_the_images_without_labels(store):
+    for name in ("part_1_images/a.jpg", "part_2_images/b.jpg", "audio/c.jpg"):
+        store.write(name, b"x")
+    store.write("meta.csv", b"image_id,dx\na,nv\nb,mel\nc,\n")
+    assert (Dataset(store.url).classes, Dataset(store.url, label="dx").classes) == ((), ("mel", "nv"))
+    with pytest.raises(DataError, match=r"not one of the 3 samples of here has a label: .* such as --label dx"):
+        Dataset(store.url).selection.require_classes(2, "here")
+    with pytest.raises(SettingError, match=r"no column 'label' of labels, only dx$"):
+        _ = Dataset(store.url, label="label").samples
 
 
 def test_folders_that_are_classes_stay_and_lists_called_metadata_add_columns(store):

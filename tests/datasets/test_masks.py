@@ -18,7 +18,7 @@ from PIL import Image
 
 import frostline as fl
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import DataError, SettingError
+from frostline.core.errors import DataError, EmptyDataset, SettingError
 from frostline.datasets import Dataset
 from frostline.datasets.check import check
 from frostline.datasets.copy.layout import PACKERS
@@ -84,12 +84,28 @@ def test_common_layouts_are_known_by_their_names(layout):
         ("with_mask/1.jpg", "without_mask/1.jpg"),
         ("mask/1.jpg", "no_mask/1.jpg"),
         ("images/1.jpg", "images/2.jpg"),
-        ("images/1.jpg", "masks/2.png"),
         ("labels/1.jpg", "things/2.jpg"),
     ],
 )
 def test_class_folders_stay_class_folders(names):
     assert format_of(entries(*names)).name == "folders"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("images/1.jpg", "masks/2.png"),
+        ("x1/images/x1.png", "x1/masks/m1.png", "x1/masks/m2.png"),
+        ("train/Images/a.jpg", "train/Labels/b_color.png"),
+    ],
+)
+def test_images_beside_masks_of_other_names_are_refused_and_never_images_of_two_classes(names):
+    store = open_store(f"memory://{uuid.uuid4()}")
+    for name in names:
+        store.write(name, b"P5 1 1 255\n\0")
+    with pytest.raises(EmptyDataset, match=f"{names[0]} and {names[1]} do not belong together by their names"):
+        _ = Dataset(store.url).samples
+    assert len(Dataset(store.url, format="folders")) == len(names), "who names them takes them all"
 
 
 def test_of_several_files_beside_an_image_the_mask_is_taken():

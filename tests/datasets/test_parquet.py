@@ -193,6 +193,44 @@ def test_columns_of_every_type_are_metadata(store):
         data.select("clock > 'noon'")
 
 
+def test_columns_of_types_that_databases_write_are_what_they_say(store):
+    some = [uuid.UUID(int=1), None]
+    put_table(
+        store,
+        image=[b"1", b"2"],
+        label=pa.array([1, 0], pa.bool8()),
+        key=pa.array([one and one.bytes for one in some], pa.uuid()),
+        about=pa.array(['{"a": 1}', None], pa.json_()),
+        hash=pa.array([2**64 - 1, None], pa.uint64()),
+    )
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("False", "True"), [1, 0])
+    columns = {name: data.column(name).to_pylist() for name in data.columns[7:]}
+    assert columns == {
+        "key": [str(some[0]), None], "about": ['{"a": 1}', None], "hash": [Decimal(2**64 - 1), None],
+    }  # fmt: skip
+
+
+def test_what_a_writer_has_not_finished_is_no_part_of_its_table(store):
+    for name in ("a", "_temporary/0/a", "site=_x/a"):
+        put_table(store, f"{name}.parquet", image=[b"1"], label=["x"])
+    assert [name.rpartition("/")[0] for name in Dataset(store.url).names] == ["a.parquet", "site=_x/a.parquet"]
+    [left] = Dataset(store.url).manifest.left_out
+    assert left.names == ("_temporary/0/a.parquet",)
+
+
+@pytest.mark.parametrize(
+    ("log", "kind"),
+    [("_delta_log/00.json", "Delta"), ("metadata/v1.metadata.json", "Iceberg"), (".hoodie/hoodie.properties", "Hudi")],
+)
+def test_tables_whose_log_says_which_files_count_are_refused_until_their_files_are_named(store, log, kind):
+    put_table(store, "data/a.parquet", image=[b"1"], label=["x"])
+    store.write(log, b"{}")
+    with pytest.raises(EmptyDataset, match=f"{log} belongs to a table of {kind}, whose log says which of its files"):
+        _ = Dataset(store.url).samples
+    assert len(Dataset(store.url, format="parquet")) == 1
+
+
 def test_columns_of_several_files_become_of_one_type(store):
     images = {"image": [b"1"]}
     put_table(store, "a.parquet", **images, at=pa.array([5], pa.timestamp("s")), price=[Decimal("0.25")], odd=[1])

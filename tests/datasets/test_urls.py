@@ -103,6 +103,60 @@ def test_csv_is_read_as_people_write_it(store, text, encoding, names):
     assert place.lower() == "place"
 
 
+ODD_CSV = {
+    "commas at the ends": "file_name,label,,\na.jpg,x,,\nb.jpg,y,,\n",
+    "a separator said": "sep=;\r\nfile_name;label\r\na.jpg;x\r\nb.jpg;y\r\n",
+    "commas within names": "label;file_name;notes (a, b, c, d)\nx;a.jpg;1\ny;b.jpg;2\n",
+    "a comma for a point": "file_name;label;price\na.jpg;x;1,5\nb.jpg;y;2,5\n",
+    "a line break in a name": '"file\nname",label\na.jpg,x\nb.jpg,y\n',
+    "quotes behind spaces": '"file_name", "label"\n"a.jpg", "x"\n"b.jpg", "y"\n',
+    "carriage returns": "file_name,label\ra.jpg,x\rb.jpg,y\r",
+    "empty lines first": "\n\nfile_name,label\na.jpg,x\nb.jpg,y\n",
+    "paths of Windows": "file_name,label\nC:\\data\\set\\a.jpg,x\nC:\\data\\set\\b.jpg,y\n",
+    "a name of its own": "index,Image Index,label\n1,a.jpg,x\n2,b.jpg,y\n",
+    "a long field": "file_name,label,words\na.jpg,x," + "q" * 200_000 + "\nb.jpg,y,\n",
+    "numbers with a point": "id,label\n1.0,x\n2.0,y\n,z\n",
+}
+
+
+@pytest.mark.parametrize("kind", [*ODD_CSV, "no mark of UTF-16"])
+def test_odd_csv_says_what_it_would_to_a_person(store, kind):
+    for name in ("a.jpg", "b.jpg"):
+        store.write(name.translate({97: "1", 98: "2"}) if "point" in kind and "numbers" in kind else name, b"x")
+    text = ODD_CSV.get(kind, "file_name,label\na.jpg,x\nb.jpg,y\n")
+    store.write("l.csv", text.encode("utf-16-le" if kind not in ODD_CSV else "utf-8"))
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("x", "y"), [0, 1])
+    assert "" not in data.columns
+
+
+def test_rows_and_columns_of_csv_that_fit_no_name_are_named(store):
+    store.write("a.jpg", b"x")
+    store.write("l.csv", b",file_name,label,\n0,a.jpg,x,\n1,b.jpg\n2,c.jpg,y,z,more\n")
+    data = Dataset(store.url)
+    assert len(data) == 1
+    assert [(one.what, one.reason, one.names) for one in data.manifest.left_out] == [
+        ("row", "with more or fewer fields than the row of names", ("l.csv/1", "l.csv/2")),
+        ("column", "without a name", ("l.csv/1",)),
+    ]
+
+
+def test_columns_keep_what_no_number_says_and_labels_that_are_numbers_may_be_missing(store):
+    for name in "abc":
+        store.write(f"{name}.jpg", b"x")
+    many = "123456789012345678901"
+    store.write(
+        "l.csv",
+        f"file_name,label,zip,tweet,region,n\na.jpg,1.0,01099,{many},NA,1\nb.jpg,NaN,10115,1,,2\nc.jpg,0,,,NA,\n".encode(),
+    )
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("0", "1"), [1, -1, 0])
+    columns = {name: data.column(name).to_pylist() for name in data.columns[7:]}
+    assert columns == {
+        "zip": ["01099", "10115", None], "tweet": [many, "1", None], "region": ["NA", None, "NA"], "n": [1, 2, None],
+    }  # fmt: skip
+
+
 def test_columns_of_numbers_take_what_stands_for_none_and_texts_keep_it(store):
     for name in "abc":
         store.write(f"{name}.jpg", b"x")
@@ -126,6 +180,19 @@ def test_lists_of_json_lines_are_read_and_rows_without_a_sample_are_counted(stor
     assert (data.classes, data.samples.labels.tolist()) == (("x",), [0, -1])
     assert data.column("boxes").to_pylist() == ["[[1, 2]]", None]
     assert [(one.what, one.total) for one in data.manifest.left_out] == [("row", 1)]
+    rows = [
+        {"image": {"path": "a.jpg"}, "label": {"name": "p\u2028p"}, "at": {"site": "north", "deep": {"n": 1}}},
+        {"image": {"path": "b.jpg"}, "label": {"name": "q"}},
+        [1], "text", 5,
+    ]  # fmt: skip
+    store.write("metadata.jsonl", "\n".join(json.dumps(row, ensure_ascii=False) for row in rows).encode())
+    data = Dataset(store.url)
+    assert (len(data), data.classes) == (2, ())
+    columns = {name: data.column(name).to_pylist() for name in data.columns[7:]}
+    assert columns == {"at.deep": ['{"n": 1}', None], "at.site": ["north", None], "label.name": ["p\u2028p", "q"]}
+    assert Dataset(store.url, label="label.name").classes == ("p\u2028p", "q")
+    [lost] = data.manifest.left_out
+    assert (lost.reason, lost.names[0]) == ("that are no objects of JSON", "metadata.jsonl/2")
     store.write("metadata.jsonl", b'{"file_name": "a.jpg"}\n{')
     with pytest.raises(DataError, match=r"line 2 of metadata\.jsonl is no JSON"):
         _ = Dataset(store.url).samples
@@ -133,9 +200,10 @@ def test_lists_of_json_lines_are_read_and_rows_without_a_sample_are_counted(stor
 
 def test_lists_that_make_no_sense_get_a_sentence(store):
     store.write("a.jpg", b"a")
-    assert "its columns are kind, place" in refused(store, "kind,place\na.jpg,1\n")
+    assert "its columns are kind, place" in refused(store, "kind,place\na,1\n")
+    assert "its columns are a.jpg, 0" in refused(store, "a.jpg,0\nb.jpg,1\n"), "the first row is no row of names"
     assert "two columns called 'x'" in refused(store, "url,x,x\na.jpg,1,2\n")
-    assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na.jpg,1\n")
+    assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na,1\n")
     assert "labels.csv is no CSV file" in refused(store, "url,label\na.jpg\nb,c,d\n")
     assert "labels.csv is no CSV file" in refused(store, "")
     assert "b.jpg is listed and not there, nor are 1 others" in refused(store, "url,label\nb.jpg,1\nc.jpg,1\n")
@@ -282,18 +350,21 @@ def _files():
     table = {"image": list(IMAGES.values()), "label": [row % 2 for row in range(len(names))]}
     pq.write_table(pa.table(table), sink)
     lines = ["path,label", *(f"images/{name},{'ab'[row % 2]}" for row, name in enumerate(names))]
+    rows = [json.dumps({"path": f"images/{name}", "label": "ab"[row % 2]}) for row, name in enumerate(names)]
     files = {
         "x.tar": tar,
         "x.tar.gz": gzip.compress(tar),
         "x.tgz": gzip.compress(tar),
         "x.parquet": sink.getvalue().to_pybytes(),
         "x.csv": "\n".join(lines).encode(),
+        "x.tsv": "\n".join(lines).replace(",", "\t").encode(),
+        "x.jsonl": "\n".join(rows).encode(),
     }
     return {**files, **{f"images/{name}": data for name, data in IMAGES.items()}}
 
 
 FILES = _files()
-NAMES = ("x.tar", "x.tar.gz", "x.tgz", "x.parquet", "x.csv")
+NAMES = ("x.tar", "x.tar.gz", "x.tgz", "x.parquet", "x.csv", "x.tsv", "x.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -387,7 +458,10 @@ def test_a_node_serves_the_file_alone(folder):
     [
         ("nothing.tar", "there is no file"),
         ("x.tar.xz", "compressed as a whole"),
-        ("x.txt", r"those that end in \.arrow, \.csv, \.parquet, \.tar, \.tar\.gz, \.tgz are data sets"),
+        (
+            "x.txt",
+            r"those that end in \.arrow, \.feather, \.ipc, \.csv, \.jsonl, .* \.tgz are",
+        ),
     ],
 )
 def test_a_file_that_is_none_is_refused_with_one_sentence(tmp_path, name, sentence):

@@ -10,7 +10,7 @@ import pytest
 
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets import Dataset
-from frostline.datasets.formats.labels import columns_of, encode_labels, text_label
+from frostline.datasets.formats.labels import columns_of, encode_labels, named_columns, text_label
 from frostline.datasets.formats.webdataset import WebDataset
 from frostline.stores.open import open_store
 from frostline.testing.formats import EXAMPLES
@@ -101,22 +101,33 @@ def test_numbers_among_names_are_names():
 def test_lists_in_the_json_are_columns_of_json():
     rows = [
         {"tags": ["a", "b"], "box": [[1, 2.5]], "odd": [{"a": 1}], "objects": {"bbox": [[1, 2]], "n": 1}, "mixed": [1]},
-        {"tags": [], "objects": {"bbox": []}, "mixed": ["x", 1], "long": [1.5] * 10_000},
+        {
+            "tags": [],
+            "objects": {"bbox": []},
+            "mixed": ["x", 1],
+            "long": [1.5] * 10_000,
+            "objects.deep": {"x": {"y": 1}},
+        },
     ]
-    columns = {name: column.to_pylist() for name, column in columns_of(rows).items()}
-    assert columns == {
-        "box": ["[[1, 2.5]]", None], "objects.bbox": ["[[1, 2]]", "[]"], "tags": ['["a", "b"]', "[]"],
+    found, left = columns_of(rows, "a.tar")
+    assert {name: column.to_pylist() for name, column in found.items()} == {
+        "box": ["[[1, 2.5]]", None], "mixed": ["[1]", '["x", 1]'], "objects.bbox": ["[[1, 2]]", "[]"],
+        "objects.deep.x": [None, '{"y": 1}'], "objects.n": [1, None], "odd": ['[{"a": 1}]', None],
+        "tags": ['["a", "b"]', "[]"],
     }  # fmt: skip
+    assert [str(one) for one in left] == ["1 column of lists too long for metadata (long)"]
+    _, left = columns_of([{f"{number:03}": number for number in range(258)}, {"000": 1}], "a.tar")
+    assert [str(one) for one in left] == ["2 columns beyond the 256 that most samples have (256, 257)"]
 
 
 def test_scalar_fields_of_the_json_are_columns():
     rows = [
         {"width": 3, "score": 1, "seen": True, "text": "é", "mixed": 1, "box": [1], "label": 4, "half": "\ud800"},
-        {"width": 4, "score": 0.5, "text": None, "mixed": "two", "box": 7},
+        {"width": 4, "score": 0.5, "text": None, "mixed": "two", "box": "\ud800"},
     ]
-    columns = {name: column.to_pylist() for name, column in columns_of(rows).items()}
+    columns = {name: column.to_pylist() for name, column in named_columns(columns_of(rows, "")[0]).items()}
     assert columns == {
-        "half": ["?", None], "meta_label": [4, None], "mixed": ["1", "two"], "score": [1.0, 0.5],
+        "box": ["[1]", "?"], "half": ["?", None], "meta_label": [4, None], "mixed": ["1", "two"], "score": [1.0, 0.5],
         "seen": [True, None], "text": ["é", None], "width": [3, 4],
     }  # fmt: skip
 
@@ -162,10 +173,55 @@ def test_bad_members_are_named(store):
     assert "'a/1.jpg' twice" in refused(store, tar_of([("a/1.jpg", b"1"), ("a/1.jpg", b"2")]))
     assert "'1.json' in bad.tar is no JSON" in refused(store, tar_of([("1.jpg", b"1"), ("1.json", b"{")]))
     assert "the label of '1'" in refused(store, tar_of([("1.jpg", b"1"), ("1.cls", b"\xff")]))
-    assert "the label of '1'" in refused(store, tar_of([("1.jpg", b"1"), ("1.json", b'{"label": {"a": 1}}')]))
+    assert "hold no images or sounds; 1 key with neither an image nor a sound, but .mp4 (bad.tar/1)" in refused(
+        store, tar_of([("1.mp4", b"1")])
+    )
     info = tarfile.TarInfo("1\udcff.jpg")
     data = info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape") + bytes(1024)
     assert "cannot be written in UTF-8" in refused(store, data)
+
+
+def test_members_of_which_nothing_is_taken_are_named(store):
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, kind in (("a.jpg", tarfile.REGTYPE), ("b.jpg", tarfile.LNKTYPE), ("c.jpg", tarfile.SYMTYPE),
+                           ("d", tarfile.DIRTYPE), ("e.jpg", tarfile.FIFOTYPE)):  # fmt: skip
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, "a.jpg"
+            tar.addfile(info)
+    store.write("1.tar", made.getvalue())
+    store.write(
+        "2.tar", tar_of([("f.jpg", b"1"), ("f.png", b"2"), ("f.txt", b"3"), ("f.json", b"[1]"), ("f.cls", b"0")])
+    )
+    listed = FORMAT.read(store, list(store.list()))
+    assert labels(listed) == {"a.jpg": None, "f.jpg": "0"}
+    assert [str(one) for one in listed.left_out] == [
+        "3 keys that are links, pipes or devices (1.tar/b.jpg, 1.tar/c.jpg, 1.tar/e.jpg)",
+        "3 columns of members that are not read (.json without an object, .png, .txt)",
+    ]
+
+
+def test_splits_and_classes_of_keys_are_those_of_the_same_folders(store):
+    listed = read(
+        store, ("train/cat/1.jpg", b"1"), ("train/dog/2.jpg", b"2"), ("val/cat/3.jpg", b"3"), ("val/dog/4.jpg", b"4")
+    )
+    assert labels(listed) == {
+        "train/cat/1.jpg": "cat", "train/dog/2.jpg": "dog", "val/cat/3.jpg": "cat", "val/dog/4.jpg": "dog",
+    }  # fmt: skip
+    assert listed.table["split"].to_pylist() == ["train", "train", "val", "val"]
+    assert listed.divided_by_names
+    listed = read(store, ("train/1.jpg", b"1"), ("train/1.cls", b"1"), ("test/2.jpg", b"2"))
+    assert (labels(listed), listed.table["split"].to_pylist()) == (
+        {"train/1.jpg": "1", "test/2.jpg": None}, ["train", "test"]
+    )  # fmt: skip
+
+
+def test_folders_of_partitions_around_shards_are_labels_and_columns(store):
+    store.write("site=n/label=cat/1.tar", tar_of([("a.jpg", b"1")]))
+    store.write("site=s/label=dog/1.tar", tar_of([("a.jpg", b"1"), ("a.json", b'{"label": {"name": "x"}}')]))
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("cat", "dog"), [0, 1])
+    assert [data.column(name).to_pylist() for name in ("site", "label.name")] == [["n", "s"], [None, "x"]]
 
 
 def test_shards_without_images_get_a_sentence(store):

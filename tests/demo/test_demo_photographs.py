@@ -91,6 +91,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path):
         make(tmp_path / "set", per_class=8)
     with pytest.raises(SettingError, match="per_class must be at least 4, not 3"):
         make(tmp_path / "other", per_class=3)
+    [mark] = (tmp_path / "set" / ".frostline").iterdir()
+    for text in ("{", "[]", "[" * 99_999, mark.read_text().replace("total_bytes", "total")):
+        mark.write_text(text)
+        with pytest.raises(SettingError, match="holds something else"):
+            make(tmp_path / "set", per_class=4)
+        assert mark.read_text() == text
 
 
 @pytest.mark.usefixtures("few")

@@ -6,13 +6,16 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from PIL import Image
 
 from frostline.control.settings import ControlTenant
 from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import SettingError
 from frostline.core.system import __version__
 from frostline.datasets import Dataset
 from frostline.doctor import PROBLEM, WARNING, ExaminedSetup, examine
 from frostline.node import Node
+from frostline.stores.cql.access import CqlAccess
 from frostline.stores.protocols import RETRY_FOR, TIMEOUT
 from frostline.training.settings import JobSettings
 from support.commands import run, run_json
@@ -382,6 +385,31 @@ def test_an_io_service_that_is_none(monkeypatch, folder, tmp_path, url):
     assert "FROSTLINE_IO" in finding.mend
     with node_serving(folder) as node, served(node) as near:
         assert found(folder, nodes=(near,)) == [], "a job that names a node asks none"
+
+
+def test_a_variable_that_nothing_reads(monkeypatch, folder):
+    monkeypatch.setenv("FROSTLINE_CONTORL", "http://127.0.0.1:1")
+    finding = the_one(found(folder), "environment")
+    assert finding.level == WARNING
+    assert finding.says.startswith("nothing reads the variable FROSTLINE_CONTORL; did you mean FROSTLINE_CONTROL")
+    monkeypatch.delenv("FROSTLINE_CONTORL")
+    monkeypatch.setenv("FROSTLINE_STORE_RETRY_FOR", "3")
+    finding = the_one(found(), "stores")
+    assert finding.level == PROBLEM
+    assert finding.says.startswith(
+        "nothing reads the variable FROSTLINE_STORE_RETRY_FOR; did you mean FROSTLINE_STORE_RETRY"
+    )
+    with pytest.raises(SettingError, match="nothing reads the variable FROSTLINE_CQL_PASWORD; did you mean"):
+        CqlAccess.of({"FROSTLINE_CQL_PASWORD": "secret"})
+
+
+def test_samples_without_a_label(tmp_path):
+    for number in range(3):
+        (tmp_path / "images").mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "images" / f"{number}.png")
+    (tmp_path / "labels.csv").write_text("file_name,label\n0.png,x\n1.png,y\n")
+    [bare] = [finding for finding in found(str(tmp_path)) if finding.says == "1 of 3 samples have no label"]
+    assert (bare.level, bare.mend) == (WARNING, "leave them out (--where 'label is not None')")
 
 
 @pytest.mark.parametrize(("name", "value"), [("TIMEOUT_S", "soon"), ("RETRY_FOR_S", "-1"), ("REQUESTS_PER_S", "0")])

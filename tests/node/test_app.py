@@ -286,9 +286,25 @@ def test_a_change_and_a_report_with_another_field_are_refused(client):
     assert "has_ended" in refused(client.post("/v1/stages", json=report), 400, "BadRequest")
 
 
-@pytest.mark.parametrize("path", ["/v1/health", "/v1/statistics", "/v1/metrics", "/v1/view"])
-def test_a_parameter_of_an_address_that_nobody_reads_is_refused(client, path):
-    assert "no field 'tenant'" in refused(client.get(f"{path}?tenant=a"), 400, "BadRequest")
+def test_a_parameter_of_an_address_that_nobody_reads_is_refused_on_every_route(client):
+    paths = [path for path, methods in client.get("/v1/openapi.json").json()["paths"].items() if "get" in methods]
+    assert len(paths) >= 7
+    for path in paths:
+        if path != "/":  # a page, of which a browser keeps what it likes
+            assert "no field 'tenant'" in refused(client.get(f"{path}?tenant=a"), 400, "BadRequest")
+    said = refused(client.get("/v1/view?jobs=1&jobs=2"), 400, "BadRequest")
+    assert said == "the address has the field 'jobs' twice"
+
+
+def test_a_field_that_stands_twice_in_a_body_is_refused_wherever_it_stands(client):
+    for path, body in (
+        ("/v1/features", '{"tolerance": 1e-6, "tolerance": 1}'),
+        ("/v1/features", '{"samples": {"ids": [1], "tolerance": 1, "tolerance": 1}}'),
+        ("/v1/listings", '{"data": "file:///a", "tolerance": 1, "tolerance": 1}'),
+        ("/v1/stages", '{"tolerance": 1, "tolerance": 1}'),
+    ):
+        answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert refused(answer, 400, "BadRequest") == "the body has the field 'tolerance' twice"
 
 
 def test_is_ready_until_its_folder_is_gone_or_it_drains(client, node, images):

@@ -55,6 +55,7 @@ def test_terms_are_the_same_after_the_wire(state, world_size, data):
         ({"position": 1.5}, "'position' is missing or makes no sense"),
         ({"seed": -1}, "damaged: seed"),
         ({"manifest": 7}, "damaged: manifest"),
+        ({"slack": 3}, "has a field 'slack', which none has"),
         ({"manifest": "f" * 65}, "damaged: manifest"),
     ],
 )

@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -146,6 +147,23 @@ def test_too_many_open_files_lose_no_checkpoint(tmp_path):
             CheckpointFolder(tmp_path).read_latest()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert contents(tmp_path) == before
+
+
+def test_a_disk_that_takes_no_change_ends_in_one_sentence_and_loses_no_checkpoint(tmp_path, monkeypatch):
+    kept_steps(tmp_path, 3, 5)
+    (tmp_path / "checkpoints" / f"step-{5:010}.safetensors").write_bytes(b"damaged")
+    before = contents(tmp_path)
+
+    def refuse(path, *arguments, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    folder = CheckpointFolder(tmp_path)
+    monkeypatch.setattr(Path, "rename", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    for act in (folder.read_latest, folder.clear):
+        with pytest.raises(SettingError, match="checkpoints cannot be written: Read-only file system"):
+            act()
     assert contents(tmp_path) == before
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from safetensors.numpy import load_file
 
 import frostline as fl
 from frostline.core.config import LoaderSettings
@@ -148,6 +149,26 @@ def test_a_lance_data_set_has_the_rows_of_the_parquet_file(images, node, tmp_pat
     assert json.loads(found.schema.field("features").metadata[b"shape"]) == list(features.shape[1:])
     names = {path.name for path in tmp_path.iterdir()} - {"images"}
     assert names == {"f.lance", ".f.lance.state", "f.parquet", ".f.parquet.state"}, "nothing half-written is left"
+
+
+def test_a_sample_without_a_label_has_no_class_and_a_null(node, tmp_path):
+    folder = image_folder(tmp_path / "all", per_class=3)
+    (tmp_path / "images").mkdir()
+    for number, path in enumerate(sorted(folder.rglob("*.jpg"))[:4]):
+        shutil.copy(path, tmp_path / "images" / f"{number}.jpg")
+    shutil.rmtree(folder)
+    made(tmp_path / "images", tmp_path / "f.parquet", node)
+    assert pq.read_table(tmp_path / "f.parquet", columns=["label", "class"]).to_pylist() == 4 * [
+        {"label": None, "class": None}
+    ]
+    (tmp_path / "labels.csv").write_text("file_name,label\n0.jpg,dog\n1.jpg,cat\n3.jpg,dog\n")
+    for out in ("f.parquet", "f.safetensors"):
+        made(tmp_path, tmp_path / out, node)
+    assert pq.read_table(tmp_path / "f.parquet", columns=["label", "class"]).to_pylist() == [
+        {"label": 1, "class": "dog"}, {"label": 0, "class": "cat"}, {"label": None, "class": None},
+        {"label": 1, "class": "dog"},
+    ]  # fmt: skip
+    assert load_file(tmp_path / "f.safetensors")["labels"].tolist() == [1, 0, -1, 1]
 
 
 def test_a_damaged_lance_data_set_is_made_anew(images, node, tmp_path):

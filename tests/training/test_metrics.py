@@ -65,7 +65,10 @@ def test_each_task_has_metrics_of_its_own():
         ([2] * 20, 0.2, ["20 of 20 classes have so few samples", "50% of all samples are held out, and 20% were"]),
         ([1, 1, 40], 0.2, ["2 of 3 classes have a single sample, which is trained on and never scored"]),
         ([1, 2, 40], 0.2, ["1 of 3 classes have so few", "; 1 of 3 classes have a single sample"]),
+        ([1] * 8, 0.25, ["8 of 8 classes have a single sample, which is trained on and never scored"]),
+        ([3] * 3, 0.2, ["3 of 3 classes have so few samples", "33% of all samples are held out, and 20% were"]),
         ([10, 3, 40], 0.2, []),
+        ([1, 9], 0.0, []),
         ([2] * 20, 0.5, []),
     ],
 )

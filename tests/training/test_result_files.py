@@ -6,11 +6,14 @@ import signal
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from frostline.core.errors import OutOfSpace, SettingError
+from frostline.training.feature_files import Contents, tensor_column, write_features
 from frostline.training.run_config import atomic_file, make_folder, write_bytes, write_tensors, write_text
 
 
@@ -99,3 +102,24 @@ def test_tied_weights_are_there_under_each_name(tmp_path):
     back = load_file(tmp_path / "model.safetensors")
     assert back.keys() == tensors.keys()
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_lance_data_set_stays_where_another_one_does_not_take_its_place(tmp_path, monkeypatch, error):
+    rows = np.ones((2, 3), np.float32)
+    table = pa.table({"id": [1, 2], "label": [0, 1], "features": tensor_column(rows)})
+    contents = Contents(rows=2, shape=(3,), dtype="float32", classes=())
+    out, rename = tmp_path / "f.lance", Path.rename
+    write_features(out, [table], contents)
+    before = {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+    def refuse(path, target):
+        if path.suffix == ".part":
+            raise error
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(KeyboardInterrupt if error is KeyboardInterrupt else SettingError):
+        write_features(out, [table], contents)
+    assert {path.name: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["f.lance"]

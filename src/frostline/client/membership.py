@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, suppress
@@ -192,12 +193,17 @@ class Membership:
             is_ready = any(future.result() is None for future in done)
         wait(pending, _GRACE_S)
 
-    def look(self) -> None:
-        """Bring the nodes in line with the lists, and ask those again that had not answered."""
+    def list_nodes(self) -> tuple[str, ...] | None:
+        """The nodes that the lists name by now, which a name server may take long to say; None where nobody says."""
         try:
-            listed = listed_nodes(self._near)
+            return listed_nodes(self._near)
         except (NodeUnreachable, SettingError):
-            return  # a name server that is away, or a file that is being written, ends no job
+            return None  # a name server that is away, or a file that is being written, ends no job
+
+    def follow(self, listed: Sequence[str] | None) -> None:
+        """Bring the nodes in line with those that are listed, and ask those again that had not answered."""
+        if listed is None:
+            return
         joining, leaving = changes(self._transport.members, listed)
         self._join(joining)
         for node in leaving:
@@ -321,29 +327,41 @@ class Membership:
 
 @contextmanager
 def watch_membership(membership: Membership) -> Iterator[None]:
-    """Look at the lists from time to time, in a thread."""
+    """Tend the nodes and look at the lists from time to time, each in a thread.
+
+    A name server, a disk or a cluster that hangs as it is asked for a list keeps nobody from noticing a node that does,
+    and holds no job at its end.
+    """
     ended = threading.Event()
+    found: deque[tuple[str, ...] | None] = deque()
 
     def look() -> None:
-        seen, looked_at, stamped_at = _stamps(membership.files), time.monotonic(), time.monotonic()
-        while not ended.wait(min(_TEND_EVERY_S, _FILE_EVERY_S)):
-            membership.tend()
-            now = time.monotonic()
-            if now - stamped_at < _FILE_EVERY_S:
-                continue
-            stamped_at, stamps = now, _stamps(membership.files)
+        seen, looked_at = _stamps(membership.files), time.monotonic()
+        while not ended.wait(_FILE_EVERY_S):
+            now, stamps = time.monotonic(), _stamps(membership.files)
             if stamps != seen or now - looked_at >= _EVERY_S:
                 seen, looked_at = stamps, now
-                membership.look()
+                found.append(membership.list_nodes())
 
-    thread = threading.Thread(target=look, name="frostline-nodes", daemon=True)
-    thread.start()
+    def tend() -> None:
+        while not ended.wait(_TEND_EVERY_S):
+            membership.tend()
+            while found:
+                membership.follow(found.popleft())
+
+    threads = [
+        threading.Thread(target=work, name=name, daemon=True)
+        for work, name in ((tend, "frostline-nodes"), (look, "frostline-lists"))
+    ]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         ended.set()
         membership.end_probes()
-        thread.join()
+        threads[0].join()
+        threads[1].join(_GRACE_S)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from frostline.control.settings import EVERY_TENANT, ControlTenant
 from frostline.control.state import ControlState, StageRecord, ViewPage, job_of, tenant_of, view_of
 from frostline.control.store import RecordWriter
 from frostline.core.audit import AuditLog
-from frostline.core.declared import Within, refuse_unknown_fields
+from frostline.core.declared import Within
 from frostline.core.errors import BadRequest, Forbidden, OverBudget, Overloaded, SettingError
 from frostline.core.tokens import FollowedFile, TokenTable
 from frostline.node.http.connection_guard import recognise
@@ -38,6 +38,7 @@ from frostline.node.http.requests import (
     BodyReader,
     address_of,
     body_length,
+    check_parameters,
     json_bytes,
     json_response,
     parsed_json,
@@ -396,7 +397,7 @@ class _Routes:
         return json_response({"state": "ready"})
 
     def _asker(self, request: Request, parameters: tuple[str, ...] = ()) -> str:
-        refuse_unknown_fields(dict(request.query_params), parameters, "the address")
+        check_parameters(request, parameters)
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         tenant = self._plane.identify(token.strip() if kind.lower() == "bearer" else None, address_of(request))
         recognise(request.scope.setdefault("state", {}), tenant)

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from functools import partial
@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from platformdirs import user_cache_path
 
-from frostline.core.errors import SettingError
+from frostline.core.errors import SettingError, suggest_names
 from frostline.core.system import usable_cores, usable_memory_bytes
 
 __all__ = (
@@ -41,10 +41,12 @@ __all__ = (
     "check_hosts",
     "check_minimums",
     "check_type",
+    "check_variables",
     "default_node_memory_bytes",
     "devices_of",
     "environment",
     "io_socket",
+    "refuse_variables",
     "with_ends",
 )
 
@@ -672,6 +674,40 @@ def io_socket() -> Path:
 def environment(prefix: str) -> dict[str, str]:
     """The environment's variables whose names begin so and that hold something; values may be secrets."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefix) and value}
+
+
+_OWN = "FROSTLINE_"
+# The fields of settings say which of them reads each.
+_READ = tuple(f"{_OWN}{name}" for name in ("CONTROL", "IO", "TLS_CA", "TLS_CERT", "TLS_KEY", "TOKEN"))
+
+
+def refuse_variables(environment: Mapping[str, str], prefix: str, known: Iterable[str]) -> None:
+    """Make sure that all variables whose names begin so are read: one that is misspelt would be left out unseen.
+
+    Args:
+        environment: values by name.
+        prefix: beginning of the names.
+        known: names that are read.
+
+    Raises:
+        SettingError: one is not; the sentence names it.
+    """
+    names = sorted(known)
+    unknown = next((name for name in sorted(environment) if name.startswith(prefix) and name not in names), None)
+    if unknown is not None:
+        hint = suggest_names(unknown, names) or f": there are {', '.join(names)}"
+        raise SettingError(f"nothing reads the variable {unknown[:60]}{hint}")
+
+
+def check_variables(prefixes: Iterable[str]) -> None:
+    """Make sure that all variables of Frostline's are read; see ``refuse_variables``.
+
+    Args:
+        prefixes: beginnings of names that are checked by whoever reads them.
+    """
+    others = tuple(prefixes)
+    found = {name: value for name, value in environment(_OWN).items() if not name.startswith(others)}
+    refuse_variables(found, _OWN, _READ)
 
 
 def _changes(settings: Any) -> str:

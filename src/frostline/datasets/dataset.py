@@ -58,7 +58,7 @@ __all__ = (
 )
 
 _MAX_PARTS = 255
-_HALF = 0.5
+_HALF, _FAR_FROM = 0.5, 1.25
 _SHOWN_CLASSES = 20
 _READ_TOGETHER = 32
 _SIDE = 224
@@ -728,9 +728,9 @@ def few_of_a_class(counts: Mapping[int, int], share: float, real: float) -> str:
         share: share that was asked for.
         real: share that is held out.
     """
-    there = [count for label, count in counts.items() if label >= 0 and count] if real else []
+    there = [count for label, count in counts.items() if label >= 0 and count] if share else []
     alone = sum(count == 1 for count in there)
-    more = sum(count > 1 and count * share < _HALF for count in there)
+    more = sum(count > 1 and count * share < (1 if real > _FAR_FROM * share else _HALF) for count in there)
     said = []
     if more:
         said.append(

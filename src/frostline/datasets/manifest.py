@@ -485,7 +485,7 @@ def _objects_left_out(kept: StoredManifest, format: Format, entries: Entries, ur
     """What is left out of a listing whose manifest was found: other objects than then may lie beside the samples."""
     about = listed_samples(kept)
     found = _left_out_of(about, format, entries, url)
-    return (*found, *(left for left in about.left_out if left.what != OBJECTS_LEFT))
+    return (*found, *(left for left in about.left_out if left.what != OBJECTS_LEFT or left.object))
 
 
 def _left_out_of(listed: ListedSamples, format: Format, entries: Entries, url: str) -> tuple[LeftOut, ...]:

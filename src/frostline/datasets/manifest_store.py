@@ -173,7 +173,7 @@ class NamedSplits:
         """All of them by name, in the order in which they were saved.
 
         Raises:
-            SettingError: another version of Frostline saved them.
+            SettingError: another version of Frostline saved them, or they are damaged; they stay as they are.
             StoreUnavailable: asking again may help.
         """
         return {**self._given, **self._kept()}
@@ -181,17 +181,29 @@ class NamedSplits:
     def _kept(self) -> dict[str, Chosen]:
         for store in filter(None, (self._store, self._in_cache())):
             try:
-                value = json.loads(bytes(store.read(self._about, 0, _ABOUT_BYTES)))
-                about = without_schema(value, _FORMAT, object_url(store.url, self._about))
-                return self._parsed(bytes(store.read(str(about["object"]), 0, int(about["nbytes"]))))
-            except (*_ABSENT, ValueError, KeyError, pa.ArrowException):
+                text = bytes(store.read(self._about, 0, _ABOUT_BYTES))
+            except _ABSENT:
                 continue
+            return self._understood(store, text)
         return {}
+
+    def _understood(self, store: ObjectStore, text: bytes) -> dict[str, Chosen]:
+        place = object_url(store.url, self._about)
+        try:
+            about = without_schema(json.loads(text), _FORMAT, place)
+            return self._parsed(bytes(store.read(str(about["object"]), 0, int(about["nbytes"]))))
+        except (*_ABSENT, ValueError, LookupError, TypeError, RecursionError, pa.ArrowException) as error:
+            # Taken for none, they would be written over, and what was held out would be trained on.
+            raise SettingError(
+                f"the splits that were saved at {place} cannot be read ({error}), and stay as they are: put back a "
+                "copy, or remove that file to save others"
+            ) from error
 
     def save(self, splits: Mapping[str, Chosen]) -> str:
         """Keep them, in place of any of the same name, and say where.
 
         Raises:
+            SettingError: what was saved before cannot be read, and stays; see ``load``.
             OutOfSpace: the disk is full.
             StoreUnavailable: asking again may help.
         """

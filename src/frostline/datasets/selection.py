@@ -20,15 +20,19 @@ import pyarrow.compute as pc
 
 from frostline.core.errors import DataError, SettingError, suggest_names
 from frostline.datasets.formats.base import (
-    COLUMNS,
     ManifestColumns,
     PartOfSamples,
     SelectedRows,
     WholeSamples,
+    is_text,
     label_column,
+    simple_type,
 )
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
+    SOURCE,
+    SPLIT,
+    TAKEN,
     column_labels,
     encode_labels,
     find_name,
@@ -280,14 +284,13 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
         SettingError: there is no such column.
         DataError: its values are no labels.
     """
-    known = manifest.columns.table.column_names
-    name = find_name(known[len(COLUMNS) :], (label, f"meta_{label}"))
+    known = [name for name in manifest.columns.table.column_names if name not in TAKEN]
+    name = find_name(known, (label, f"meta_{label}"))
     if name is None:
         if find_name((label,), LABEL_FIELDS) is not None and len(manifest.classes):
             return manifest
-        raise SettingError(
-            f"{url} has no column {label!r} of labels, only {', '.join(known)}{suggest_names(label, known)}"
-        )
+        others = f"only {', '.join(known)}" if known else "and no other"
+        raise SettingError(f"{url} has no column {label!r} of labels, {others}{suggest_names(label, known)}")
     column = manifest.columns.table[name]
     try:
         said = encode_labels(column_labels(plain_column(column), label_text))
@@ -308,6 +311,14 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
         digest=digest,
         listing=listing,
     )
+
+
+def _likely_label(schema: pa.Schema) -> str:
+    """The column to name as that of labels: a field of one that is called so, else the first of texts."""
+    names = [field.name for field in schema if field.name not in (*TAKEN, SOURCE, SPLIT)]
+    fields = [name for name in names if name.rpartition(".")[0] in LABEL_FIELDS]
+    texts = [name for name in names if is_text(simple_type(schema.field(name).type))]
+    return next(iter((*fields, *texts)), "category")
 
 
 def values_of(columns: ManifestColumns, rows: SelectedRows | None, name: str) -> pa.ChunkedArray:
@@ -494,8 +505,7 @@ class Selection:
         """
         present = [self.whole.classes[label] for label, count in self.per_label.items() if count and label >= 0]
         if at_least and not present:
-            fields = [name for name in self.whole.columns.table.column_names if name.rpartition(".")[0] in LABEL_FIELDS]
-            other = next(iter(fields), "category")
+            other = _likely_label(self.whole.columns.table.schema)
             raise DataError(
                 f"not one of the {len(self.manifest.samples)} samples of {url} has a label: class folders such "
                 f"as cats/1.jpg say them, or a column {' or '.join(LABEL_FIELDS)} of a list or table, and there they "

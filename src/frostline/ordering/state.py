@@ -102,6 +102,9 @@ class OrderState:
                 "install that version or a later one"
             )
         names = [field.name for field in fields(cls) if field.name != "ahead"]
+        unknown = sorted(str(name) for name in value if name not in (*names, "ahead", _KEY))
+        if unknown:
+            raise OrderMismatch(f"this state of a loader has a field {unknown[0][:50]!r}, which none has")
         ahead = value.get("ahead", [])
         if not isinstance(ahead, list | tuple) or not all(map(_is_whole, ahead)):
             raise OrderMismatch("this state of a loader is damaged: 'ahead' is no list of positions")

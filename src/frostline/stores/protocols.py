@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frostline.core.config import refuse_variables
 from frostline.core.errors import AccessDenied, SettingError, StoreError
 from frostline.core.nouns import Texts
 
@@ -579,9 +580,10 @@ class Waits:
         """What the environment says, and the defaults where it says nothing.
 
         Raises:
-            SettingError: a variable is no such number.
+            SettingError: a variable is no such number, or none that is read.
         """
         said = {"timeout_s": TIMEOUT, "retry_for_s": RETRY_FOR, "requests_per_s": REQUESTS}
+        refuse_variables(environment, PREFIX, said.values())
         return cls(**{field: _number(name, environment[name]) for field, name in said.items() if name in environment})
 
 

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from frostline.core.errors import BadRequest, SettingError
 
 __all__ = (
+    "ARROW_SUFFIXES",
     "COMPRESSED",
     "FILE_SUFFIXES",
     "PORT",
@@ -286,7 +287,10 @@ def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
 TAR_GZ = (".tar.gz", ".tgz")
 """Ends of the names of tars that are compressed as a whole and unpacked once."""
 
-FILE_SUFFIXES = (".arrow", ".csv", ".parquet", ".tar", *TAR_GZ)
+ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
+"""Ends of the names of Arrow's files, as pandas and Polars call theirs."""
+
+FILE_SUFFIXES = (*ARROW_SUFFIXES, ".csv", ".jsonl", ".ndjson", ".parquet", ".tar", ".tsv", *TAR_GZ)
 """Ends of the names of files that are data sets by themselves."""
 
 COMPRESSED = (".tar.bz2", ".tar.xz", ".tar.zst", ".zip", ".csv.gz")

@@ -27,6 +27,7 @@ from frostline.core.events import Observer, PhaseStarted, ProgressMade
 from frostline.core.files import with_schema, without_schema
 from frostline.core.nouns import finite_rows, take_texts, widen_bfloat16
 from frostline.datasets import Dataset
+from frostline.datasets.formats.base import label_column
 from frostline.datasets.manifest import rows_of_ids
 from frostline.engines.graph_runner import as_array
 from frostline.loaders import Batch
@@ -624,8 +625,8 @@ def _table(data: Dataset, rows: npt.NDArray[np.int64], features: npt.NDArray[Any
         {
             "id": pa.array(data.samples.ids_at(rows)),
             "object": pa.array(take_texts(data.names, rows), pa.string()),
-            "label": pa.array(labels),
-            "class": pa.array([data.classes[label] for label in labels.tolist()], pa.string()),
+            "label": label_column(labels),
+            "class": pa.array([data.classes[label] if label >= 0 else None for label in labels.tolist()], pa.string()),
             "features": tensor_column(features),
         }
     )

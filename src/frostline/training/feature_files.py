@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from frostline.core.errors import OutOfSpace, SettingError
 from frostline.core.files import make_private
+from frostline.datasets.formats.base import label_numbers
 from frostline.training.run_config import atomic_file
 
 __all__ = (
@@ -73,8 +74,8 @@ def _write_lance(out: Path, tables: Iterable[pa.Table], shape: tuple[int, ...]) 
             raise OutOfSpace(f"no space left to write {out}: free some, or choose another folder") from error
         raise SettingError(f"cannot write {out}: {str(error)[:200]}; choose another folder") from error
     finally:
-        for folder in (part, before):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(before, ignore_errors=True)  # only now that another one is in its place
 
 
 def lance_reader(out: Path) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[Any]]:
@@ -97,13 +98,13 @@ def _batches(first: pa.Table, rest: Iterable[pa.Table], shape: tuple[int, ...]) 
 
 
 def _replace(part: Path, out: Path, before: Path) -> None:
-    """Let a folder take the place of another one, which stays where it cannot."""
-    if out.exists():
-        out.rename(before)
+    """Let a folder take the place of another one, which stays where it cannot, and where somebody stops it."""
     try:
+        if out.exists():
+            out.rename(before)
         part.rename(out)
-    except OSError:
-        if before.exists():
+    except BaseException:
+        if before.exists() and not out.exists():
             before.rename(out)
         raise
 
@@ -212,7 +213,7 @@ def _write_safetensors(file: BinaryIO, tables: Iterable[pa.Table], contents: Con
             features = table["features"].combine_chunks().to_numpy_ndarray()
             file.write(np.ascontiguousarray(features).data)
         ids.append(table["id"].to_numpy())
-        labels.append(table["label"].to_numpy())
+        labels.append(label_numbers(table["label"]))  # a tensor has no null
     for numbers in (ids, labels):
         file.write(np.concatenate(numbers).astype("<i8").tobytes())
 

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from itertools import count
 from pathlib import Path
@@ -89,8 +90,9 @@ class CheckpointFolder:
         make_folder(self._folder)
         plain = json.dumps(with_schema(_plain(checkpoint), _FORMAT))
         write_tensors(self._path(checkpoint.step), _tensors(checkpoint), {_KEY: plain})
-        for path in (*self._paths()[:-_KEPT], *self._folder.glob(_UNFINISHED)):
-            path.unlink(missing_ok=True)
+        with self._as_unwritable():
+            for path in (*self._paths()[:-_KEPT], *self._folder.glob(_UNFINISHED)):
+                path.unlink(missing_ok=True)
         self._step, self._at = checkpoint.step, self._clock()
         self._took_s = self._at - began
 
@@ -99,7 +101,7 @@ class CheckpointFolder:
 
         Raises:
             SettingError: none of them is whole, another version of Frostline wrote one, or the system does not let it
-                be read; all stay as they are.
+                be read, or set aside; all stay as they are.
         """
         damaged: dict[Path, str] = {}
         for path in reversed(self._paths()):
@@ -108,8 +110,9 @@ class CheckpointFolder:
             except SafetensorError as error:
                 damaged[path] = f"{path.name} is damaged ({error})"
                 continue
-            for other in damaged:  # else what comes next would be counted, and written, over it
-                other.rename(_free_name(other))
+            with self._as_unwritable():
+                for other in damaged:  # else what comes next would be counted, and written, over it
+                    other.rename(_free_name(other))
             self._step = found.step
             return found, tuple(damaged.values())
         if damaged:
@@ -120,9 +123,21 @@ class CheckpointFolder:
         return None, ()
 
     def clear(self) -> None:
-        """Remove all of them."""
-        for path in self._paths():
-            path.unlink()
+        """Remove all of them.
+
+        Raises:
+            SettingError: the folder cannot be written; what could not be removed stays.
+        """
+        with self._as_unwritable():
+            for path in self._paths():
+                path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _as_unwritable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise SettingError(f"{self._folder} cannot be written: {error.strerror}") from error
 
     def _paths(self) -> list[Path]:
         """Oldest first; files of other names are nobody's business."""

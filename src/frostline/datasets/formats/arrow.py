@@ -48,6 +48,7 @@ from frostline.datasets.formats.tables import (
 )
 from frostline.datasets.formats.urls import IMAGE_PATH, MASK_PATH, known_files, locate_rows
 from frostline.stores.protocols import Entry, ObjectStore, Versioned
+from frostline.stores.urls import ARROW_SUFFIXES
 
 __all__ = (
     "ArrowFiles",
@@ -291,7 +292,7 @@ def _body_length(head: bytes) -> int:
     return int(struct.unpack_from("<q", head, table + place)[0]) if place else 0
 
 
-_RULE = "frostline arrow 4"
+_RULE = "frostline arrow 5"
 # Files indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Results of ``map`` that ``datasets`` keeps beside the data: the same samples again, or other ones.
@@ -383,7 +384,7 @@ def _says_splits(name: str) -> bool:
 
 def _is_arrow(name: str) -> bool:
     base = name.rpartition("/")[2].lower()
-    return base.endswith(".arrow") and not base.startswith(_LEFT_BEHIND) and not is_hidden(name)
+    return base.endswith(ARROW_SUFFIXES) and not base.startswith(_LEFT_BEHIND) and not is_hidden(name)
 
 
 _Known = Mapping[tuple[str, str], tuple[pa.Table, tuple[LeftOut, ...]]]

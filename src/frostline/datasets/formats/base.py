@@ -57,7 +57,9 @@ __all__ = (
     "label_numbers",
     "list_column",
     "nested_names",
+    "simple_type",
     "stable_ids",
+    "without_extension",
 )
 
 
@@ -668,14 +670,11 @@ def holds_binary(kind: pa.DataType) -> bool:
 
 
 def list_column(values: Sequence[Any]) -> pa.Array | None:
-    """Values of one field as texts; None where one is no plain list, or the lists are too long to be kept.
+    """Values of one field of JSON as texts; None where they are too long to be kept.
 
     Args:
         values: value of each sample; None where it has none.
     """
-    there = [value for value in values if value is not None]
-    if not there or not all(map(_is_plain, there)):
-        return None
     column = in_json(values)
     nbytes = sum(len(text) for text in column.to_pylist() if text)
     return None if nbytes > MAX_VALUES * VALUE_BYTES * len(values) else column
@@ -690,9 +689,9 @@ def in_json(values: pa.ChunkedArray | Sequence[Any]) -> pa.Array:
 def _text(value: Any) -> str | None:
     if value is None or value != value:
         return None
-    if isinstance(value, str):
-        return value
     # JSON can escape halves of characters, which cannot be written down.
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
     return json.dumps(value, ensure_ascii=True, default=_plain)
 
 
@@ -710,6 +709,24 @@ def _inner(kind: pa.DataType) -> pa.DataType | None:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
+def simple_type(kind: pa.DataType) -> pa.DataType:
+    """The type of the values of a column: of a dictionary that of its values, of an extension what it stands for."""
+    if isinstance(kind, pa.UuidType | pa.JsonType):
+        return pa.string()
+    if isinstance(kind, pa.Bool8Type):
+        return pa.bool_()
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def without_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of UUIDs, of JSON or of truth values in bytes as one of texts or truth values; others as they are."""
+    if isinstance(column.type, pa.UuidType):
+        return pa.chunked_array([[None if key is None else str(key) for key in column.to_pylist()]], pa.string())
+    if isinstance(column.type, pa.JsonType | pa.Bool8Type):
+        return column.cast(column.type.storage_type).cast(simple_type(column.type))
+    return column
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -741,22 +758,11 @@ def column_of(names: Collection[str], path: str) -> str | None:
     return max((name for name in names if path.startswith(f"{name}.")), key=len, default=None)
 
 
-def _is_plain(value: Any) -> bool:
-    if not isinstance(value, list):
-        return False
-    if value and all(isinstance(inner, list) for inner in value):
-        return all(_are_numbers(inner) for inner in value)
-    return _are_numbers(value) or all(isinstance(inner, str) for inner in value)
-
-
-def _are_numbers(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, int | float) for value in values)
-
-
 def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of JSON whose lists within an object are fields of their own, such as ``objects.bbox``."""
-    found = dict(row)
+    """A row of JSON with the fields of an object as fields of their own, such as ``objects.bbox``, as of a struct."""
+    found: dict[str, Any] = {}
     for name, value in row.items():
-        if isinstance(value, dict):
-            found |= {f"{name}.{inner}": listed for inner, listed in value.items() if isinstance(listed, list)}
+        found |= (
+            {f"{name}.{inner}": field for inner, field in value.items()} if isinstance(value, dict) else {name: value}
+        )
     return found

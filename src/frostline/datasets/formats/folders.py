@@ -23,6 +23,7 @@ from frostline.datasets.formats.base import (
     ListedSamples,
     digest_of,
     is_hidden,
+    is_named,
     label_column,
     stable_ids,
 )
@@ -51,6 +52,7 @@ __all__ = (
     "pairs_of",
     "size_at",
     "suffix_of",
+    "table_log",
     "target_columns",
 )
 
@@ -69,7 +71,7 @@ SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 # Part of every digest: raise it whenever the same files would give another table.
-_FOLDER_RULE = "frostline image folders 7"
+_FOLDER_RULE = "frostline image folders 8"
 
 
 # A larger one is no table of classes, whose names stand in every manifest.
@@ -122,7 +124,7 @@ class ClassFolderFormat:
         if not labelled:
             raise EmptyDataset(_nothing_at(store.url, entries))
         objects, sizes, etags = labelled.table.columns
-        layout = _layout(labelled)
+        layout = _layout(labelled, are_classes=is_named(entries, CLASSES))
         labels, folders = _classes(labelled, layout)
         table_of_classes = _table_of_classes(store, entries, folders)
         classes = table_of_classes or folders
@@ -219,15 +221,16 @@ def _folders_behind(labelled: Entries, which: str, prefix: str) -> Iterator[pa.A
         yield pc.fill_null(pc.struct_field(pc.extract_regex(piece["object"], pattern), which), "")
 
 
-def _layout(labelled: Entries) -> _Layout:
+def _layout(labelled: Entries, *, are_classes: bool) -> _Layout:
     """Whether first folders are splits, or those in the one folder that holds everything."""
     firsts = _different(labelled, "")
-    if splits := folder_splits(firsts, lambda: _pairs(labelled, "")):
+    if splits := folder_splits(firsts, lambda: _pairs(labelled, ""), are_classes=are_classes):
         return _Layout("", splits)
     if len(firsts) == 1:
         prefix = f"{firsts.pop()}/"
         inner = _different(labelled, prefix)
-        splits = folder_splits(inner, lambda: _pairs(labelled, prefix)) if "" not in inner else {}
+        pairs = partial(_pairs, labelled, prefix)
+        splits = folder_splits(inner, pairs, are_classes=are_classes) if "" not in inner else {}
         if are_divided(splits.values()):
             return _Layout(prefix, splits)
     return _Layout()
@@ -288,6 +291,24 @@ _UNREAD = (
     (re.compile(r"(^|/)chunk-\d+-\d+\.bin$|(^|/)chunk-\d+-\d+\.[\w.]+\.bin$"), "chunks of LitData"),
 )
 _LANCE = (re.compile(r"(^|/)data/[^/]+\.lance$"), "files of a Lance data set")
+# What says which files of a table still count.
+_LOGS = (
+    (r"(^|/)_delta_log/.", "Delta"),
+    (r"(^|/)metadata/[^/]+\.metadata\.json$", "Iceberg"),
+    (r"(^|/)\.hoodie/.", "Hudi"),
+)
+
+
+def table_log(entries: Sequence[Entry]) -> str:
+    """What is said of a table whose log tells which of its files count; empty where there is none."""
+    for pattern, kind in _LOGS:
+        if len(found := Entries.of(entries).filter_pattern(pattern)):
+            return (
+                f"; {found.in_order()[0].object} belongs to a table of {kind}, whose log says which of its files still "
+                "count, and Frostline does not read it: write the rows out as plain Parquet, or read every file there "
+                "is by format='parquet' (--format parquet)"
+            )
+    return ""
 
 
 def _unread(entries: Sequence[Entry]) -> str:
@@ -308,9 +329,21 @@ def _nothing_at(url: str, entries: Sequence[Entry]) -> str:
     packed = next((entry.object for entry in entries if entry.object.lower().endswith(COMPRESSED)), None)
     if packed is not None:
         beside += f"; {packed} is compressed as a whole and has no places to read at: unpack it, to a plain tar at most"
-    return (
-        f"{url} holds no images or sounds, in class folders (such as cats/1.jpg) or in none{beside}{_unread(entries)}"
-    )
+    said = _unread(entries) or table_log(entries) or ("" if beside else _what_is_there(entries))
+    return f"{url} holds no images or sounds, in class folders (such as cats/1.jpg) or in none{beside}{said}"
+
+
+def _what_is_there(entries: Sequence[Entry]) -> str:
+    """The suffixes that most objects have, each with one of them; empty where nothing is there."""
+    found: dict[str, list[str]] = {}
+    for entry in sorted(entries):
+        found.setdefault(suffix_of(entry.object), []).append(entry.object)
+    most = sorted(found.items(), key=lambda names: -len(names[1]))[:_NAMED_SUFFIXES]
+    kinds = (f"{len(names)} {suffix or 'without a suffix'} ({names[0]})" for suffix, names in most)
+    return f"; of other objects there are {', '.join(kinds)}" if found else ""
+
+
+_NAMED_SUFFIXES = 3
 
 
 MASK_FIELDS = ("mask", "masks", "segmentation", "segmentation_mask", "annotation", "seg")
@@ -467,12 +500,17 @@ class MaskPairs:
     is_incremental = True
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Format.claims``: one pair is enough."""
+        """See ``Format.claims``: one pair is enough, and so are folders of images and of masks beside each other."""
         # Most listings are of other formats, and may be of millions: one look at each name tells.
-        likely = Entries.of(entries).filter_pattern(_LIKELY)
-        masks = {name for _, place in _placed(likely) if place.is_mask for name in (place.name, place.key)}
+        placed = [
+            (entry, place) for entry, place in _placed(Entries.of(entries).filter_pattern(_LIKELY)) if place.is_mask
+        ]
+        masks = {name for _, place in placed for name in (place.name, place.key)}
+        around = {_around_masks(entry.object) for entry, _ in placed} - {None}
         return bool(masks) and any(
-            not masks.isdisjoint((place.name, place.key)) for _, place in _placed(entries) if not place.is_mask
+            not masks.isdisjoint((place.name, place.key)) or _around_images(entry.object) in around
+            for entry, place in _placed(entries)
+            if not place.is_mask
         )
 
     def digest(self, entries: Sequence[Entry]) -> str:
@@ -484,7 +522,7 @@ class MaskPairs:
         """See ``Format.read``; of images that are new or have changed, the head is read: masks must be as large."""
         pairs = pairs_of(entries)
         if not pairs:
-            raise EmptyDataset(f"{store.url} holds no images with masks (such as images/1.jpg and masks/1.png)")
+            raise EmptyDataset(_no_pairs(store.url, entries))
         firsts = {pair.folder for pair in pairs} - {""}
         is_divided = bool(firsts) and all(map(is_split, firsts))
         of_classes = [pair.inner if is_divided else pair.folder for pair in pairs]
@@ -547,6 +585,29 @@ def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
     found = ((name, image, masks[name][1] if name in masks else None) for name, image in images.items())
     pairs = [Pair(image, mask, *_folders_of(name)) for name, image, mask in found if mask or not some_only]
     return pairs if masks else []
+
+
+def _no_pairs(url: str, entries: Sequence[Entry]) -> str:
+    placed = list(_placed(sorted(entries)))
+    first = next((entry.object for entry, place in placed if not place.is_mask), None)
+    mask = next((entry.object for entry, place in placed if place.is_mask), None)
+    names = "" if first is None or mask is None else f": {first} and {mask} do not belong together by their names"
+    return (
+        f"{url} holds no images with masks (such as images/1.jpg and masks/1.png){names}; a mask is called as its one "
+        "image is, and format='folders' (--format folders) takes all of them for images"
+    )
+
+
+def _around_masks(object: str) -> str | None:
+    """The path around the folder of masks that an object lies in; None where it lies in none."""
+    left, is_mask, _, _ = _mask_folders(object.rpartition("/")[0])
+    return left if is_mask else None
+
+
+def _around_images(object: str) -> str | None:
+    """The path around the folder of images that an object lies in; None where it lies in none, or among masks."""
+    left, is_mask, is_image, _ = _mask_folders(object.rpartition("/")[0])
+    return left if is_image and not is_mask else None
 
 
 def _image_of(mask: _Place, images: Mapping[str, Entry], names: Mapping[str, str]) -> tuple[str | None, int]:

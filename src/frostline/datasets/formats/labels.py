@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import filterfalse
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from frostline.core.errors import DataError
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, flatten_row, list_column
+from frostline.datasets.formats.left_out import COLUMNS_LEFT, LeftOut, of_names
 
 __all__ = (
     "CLASSES",
@@ -37,6 +38,7 @@ __all__ = (
     "column_labels",
     "columns_of",
     "common_table",
+    "divided_by_keys",
     "encode_labels",
     "find_name",
     "folder_splits",
@@ -44,10 +46,12 @@ __all__ = (
     "is_split",
     "join_tables",
     "label_text",
+    "named_columns",
     "no_class",
     "refuse_labels",
     "scoring_splits",
     "split_names",
+    "split_of",
     "splits_of",
     "text_label",
     "training_split",
@@ -350,22 +354,36 @@ TAKEN = frozenset([*COLUMNS.names, *TARGET_COLUMNS.names])
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.Array]:
-    """One column a field that is scalar or a list wherever it stands, null where it does not; the 256 commonest.
+def columns_of(rows: Sequence[Mapping[str, Any]], object: str) -> tuple[dict[str, pa.Array], tuple[LeftOut, ...]]:
+    """One column a field of JSON, null where it does not stand, and what is left out: long lists, and many fields.
 
     Whole numbers, other numbers, truth values and texts become columns of their type; a field with several kinds of
-    values becomes texts, and so do lists (``formats.lists``). A field named as one of a sample's own columns gets
-    ``meta_`` before its name.
+    values becomes texts. The fields of an object are fields of their own, and what is nested deeper, as lists are, is
+    text in JSON. Of more than 256 fields, those are columns that most rows have.
+
+    Args:
+        rows: the rows.
+        object: name of the object that holds them.
     """
     rows = [flatten_row(row) for row in rows]
     count = Counter(name for row in rows for name in row)
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
     lists = {name: list_column([row.get(name) for row in rows]) for name in nested}
-    names = [name for name, _ in count.most_common() if lists.get(name, ()) is not None][:_MAX_COLUMNS]
+    names = [name for name, _ in count.most_common() if lists.get(name, ()) is not None]
+    long = sorted(name for name, column in lists.items() if column is None)
+    left = (
+        *of_names(COLUMNS_LEFT, "of lists too long for metadata", long, object),
+        *of_names(COLUMNS_LEFT, f"beyond the {_MAX_COLUMNS} that most samples have", names[_MAX_COLUMNS:], object),
+    )
     return {
-        column_name(name): lists[name] if name in lists else _column([row.get(name) for row in rows])
-        for name in sorted(names)
-    }
+        _text(name): lists[name] if name in lists else _column([row.get(name) for row in rows])
+        for name in sorted(names[:_MAX_COLUMNS])
+    }, left
+
+
+def named_columns(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """Columns as a table of samples calls them: those named as one of a sample's own get ``meta_`` before it."""
+    return {column_name(name): column for name, column in columns.items()}
 
 
 def column_name(field: str) -> str:
@@ -423,6 +441,11 @@ SPLIT = "split"
 _TRAINED = ("train", "training")
 _SCORED = ("val", "valid", "validation", "dev", "eval", "evaluation", "test", "testing")
 _NO_WORD = re.compile(r"[^a-z]+")
+_INNER_WORD = re.compile(r"(?<=[a-z])(?=[A-Z])")
+# What stands beside them in the names of folders without classes.
+_OF_SPLITS = frozenset(
+    {"data", "image", "images", "img", "imgs", "jpeg", "jpg", "photo", "photos", "pictures", "png", "set", "split"}
+)
 # As the Hugging Face hub calls the parts of a split.
 _PART = re.compile(r"(?:^|/)([^/]+)-\d{5}-of-\d{5}(?:-[0-9a-f]{16})?\.parquet$")
 # More values than people have splits: the column says something else.
@@ -450,16 +473,21 @@ def are_divided(splits: Iterable[str]) -> bool:
     return training_split(names) is not None and bool(scoring_splits(names))
 
 
-def folder_splits(folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str, str]]]) -> dict[str, str]:
+def folder_splits(
+    folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str, str]]], *, are_classes: bool = False
+) -> dict[str, str]:
     """The split of each folder that is one, and not a class that happens to be called so; empty where none is.
 
     Where all folders are called exactly as splits, they are some, if one of them has class folders, and those without
     are not for training. Beside other folders, a split to train on and one to score must both have class folders. A
     word within a name says a split, as in ``train_set``, where every folder says another one, and they share a class.
+    Where none has class folders, as ``train2017`` beside ``val2017``, a split to train on and one to score are some if
+    nothing but numbers and words for images stands beside the splits' names.
 
     Args:
         folders: first folders of all images.
         pairs: gives the pairs of first and second folder that there are; the second is empty where there is none.
+        are_classes: a table of classes lies beside the folders, so that those without class folders are classes.
     """
     names = set(folders)
     exact = {name: name.lower() for name in names if is_split(name)}
@@ -471,6 +499,9 @@ def folder_splits(folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str
         seconds.setdefault(first, set()).add(second)
     divided = {name for name, inner in seconds.items() if "" not in inner}
     mixed = {name for name, inner in seconds.items() if "" in inner and len(inner) > 1}
+    if not divided and not mixed and not are_classes:
+        is_clear = len(words) == len(names) == len(set(words.values())) and are_divided(words.values())
+        return words if is_clear and all(map(_says_split_alone, names)) else {}
     if len(exact) == len(names):
         bare = names - divided - mixed
         return exact if divided and not mixed and training_split(bare) is None else {}
@@ -489,7 +520,7 @@ def splits_of(files: Sequence[str]) -> dict[str, str] | None:
     where all others are called as the Hugging Face hub calls the parts of a split, each says its own, whatever it is:
     ``extra-00000-of-00001.parquet``.
     """
-    found = {file: split for file in files if (split := _split_of(file)) is not None}
+    found = {file: split for file in files if (split := split_of(file)) is not None}
     parts = {file: part[1] for file in files if file not in found and (part := _PART.search(file))}
     if found and len(found) + len(parts) == len(files):
         found |= parts
@@ -534,7 +565,45 @@ def with_splits(
     return table.append_column(SPLIT, pa.chunked_array(each, pa.string())), True
 
 
-def _split_of(file: str) -> str | None:
+_KEY_FOLDERS = "^(?:(?P<first>[^/]*)/)?(?:(?P<second>[^/]*)/)?"
+
+
+def divided_by_keys(tables: Sequence[pa.Table], shards: Sequence[str], said: str) -> tuple[list[pa.Table], bool]:
+    """The tables with the splits that the first folders of keys are, as in ``train/cat/1.jpg``, and whether any is.
+
+    The second folder then says the label where the first would have.
+
+    Args:
+        tables: samples of each shard.
+        shards: names of the shards.
+        said: name of the column with labels as texts.
+    """
+    keys = (pc.utf8_slice_codeunits(table["name"], len(shard) + 1) for table, shard in zip(tables, shards, strict=True))
+    found = [pc.extract_regex(names, _KEY_FOLDERS).combine_chunks() for names in keys]
+    folders = [(pc.struct_field(parts, "first"), pc.struct_field(parts, "second")) for parts in found]
+    firsts = {name for first, _ in folders for name in pc.unique(first).to_pylist()}
+    pairs = partial(_pairs_of, folders)
+    splits = {} if SPLIT in {name for table in tables for name in table.column_names} else folder_splits(firsts, pairs)
+    if not splits:
+        return list(tables), False
+    return [_divided(table, *both, splits, said) for table, both in zip(tables, folders, strict=True)], True
+
+
+def _pairs_of(folders: Iterable[tuple[pa.Array, pa.Array]]) -> set[tuple[str, str]]:
+    return {pair for first, second in folders for pair in zip(first.to_pylist(), second.to_pylist(), strict=True)}
+
+
+def _divided(table: pa.Table, first: pa.Array, second: pa.Array, splits: Mapping[str, str], label: str) -> pa.Table:
+    each = pa.array([splits.get(name) for name in first.to_pylist()], pa.string())
+    by_folder = pa.array([label_text(name or None) for name in first.to_pylist()], pa.string())
+    inner = pa.array([label_text(name or None) for name in second.to_pylist()], pa.string())
+    is_moved = pc.and_(pc.is_valid(each), pc.fill_null(pc.equal(table[label], by_folder), False))
+    said = pc.if_else(is_moved, inner, table[label])
+    return table.set_column(table.schema.get_field_index(label), label, said).append_column(SPLIT, each)
+
+
+def split_of(file: str) -> str | None:
+    """The split that the name of a file or of the folder that it lies in says; None where none does, or several do."""
     for part in reversed(file.split("/")):
         if _words_of(part):
             return _word_of(part)
@@ -542,7 +611,12 @@ def _split_of(file: str) -> str | None:
 
 
 def _words_of(name: str) -> set[str]:
-    return {word for word in _NO_WORD.split(name.lower()) if is_split(word)}
+    return {word for word in _words_in(name) if is_split(word)}
+
+
+def _words_in(name: str) -> list[str]:
+    """The words of a name, also those that only a capital begins, as in ``trainLabels``."""
+    return _NO_WORD.split(_INNER_WORD.sub(" ", name).lower())
 
 
 def _word_of(name: str) -> str | None:
@@ -553,6 +627,11 @@ def _word_of(name: str) -> str | None:
 
 def _is_scored(name: str) -> bool:
     return name.lower() in _SCORED
+
+
+def _says_split_alone(name: str) -> bool:
+    """Whether nothing stands in the name of a folder but that of a split, numbers and words for images."""
+    return all(is_split(word) or word in _OF_SPLITS for word in _words_in(name) if word)
 
 
 def _first(words: Sequence[str], names: Iterable[str]) -> str | None:

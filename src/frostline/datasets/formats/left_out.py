@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from frostline.core.errors import EmptyDataset
 from frostline.core.events import Event, SamplesLeftOut
 from frostline.stores.protocols import UNREADABLE, Entries
+from frostline.stores.urls import FILE_SUFFIXES
 
 __all__ = (
     "COLUMNS_LEFT",
@@ -49,7 +50,7 @@ class LeftOut(NamedTuple):
         reason: reason in a few words, such as ``without an image``.
         total: number of them.
         names: first of their names.
-        object: object in which rows or keys lie; empty where objects themselves are left out.
+        object: object in which rows or keys lie, or which was read and left out; empty for those that were not read.
     """
 
     what: str
@@ -164,14 +165,16 @@ def _by_reason(objects: pa.Array, format: str, of_samples: Sequence[str]) -> Ite
     suffixes = pc.utf8_lower(pc.fill_null(pc.struct_field(pc.extract_regex(objects, _SUFFIX), "suffix"), ""))
     is_hidden = _mask(pc.or_(pc.starts_with(objects, "."), pc.match_substring(objects, "/.")))
     is_sample = _mask(pc.is_in(suffixes, value_set=pa.array(of_samples)))
+    is_table = _mask(pc.is_in(suffixes, value_set=pa.array(FILE_SUFFIXES))) & ~is_hidden
     yield from _named("with a hidden name", objects, is_hidden)
     is_loose = ~_mask(pc.match_substring(objects, "/"))
     is_beside = is_sample & ~is_hidden
     if format == "folders":
         yield from _named("in no class folder", objects, is_beside & is_loose)
         is_beside &= ~is_loose
+    is_beside |= is_table  # which another format reads
     yield from _named(f"that the format {format} has no place for", objects, is_beside)
-    others = ~is_hidden & ~is_sample
+    others = ~is_hidden & ~is_sample & ~is_table
     for suffix in sorted(set(suffixes.filter(pa.array(others)).to_pylist())):
         of_suffix = others & _mask(pc.equal(suffixes, suffix))
         reason = f"with the suffix {suffix}, which is not read" if suffix else "without a suffix"

@@ -4,12 +4,17 @@ Finds the object of a listing that a list means, by its path, by what is left of
 """
 
 import codecs
+import csv as csv_text
+import io
 import json
 import posixpath
 import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -19,16 +24,20 @@ import pyarrow.csv as csv
 from frostline.core.errors import DataError
 from frostline.datasets.formats.base import (
     ListedSamples,
+    column_at,
+    column_paths,
     digest_of,
     is_hidden,
     is_list,
     label_column,
     nested_names,
+    without_extension,
 )
 from frostline.datasets.formats.folders import MASK_FIELDS, ClassFolderFormat, is_sample
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
     OTHER_LABELS,
+    SPLIT,
     URL_FIELDS,
     column_labels,
     column_name,
@@ -38,25 +47,54 @@ from frostline.datasets.formats.labels import (
     is_split,
     label_text,
     refuse_labels,
+    split_of,
+    splits_of,
     text_label,
 )
-from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
+from frostline.datasets.formats.left_out import COLUMNS_LEFT, OBJECTS_LEFT, ROWS, LeftOut, of_names
 from frostline.datasets.formats.ranges import is_parquet, list_columns, open_parquet, read_columns
-from frostline.datasets.formats.tables import is_label, is_scalar, plain_column
+from frostline.datasets.formats.tables import is_label, is_scalar, omissions_of_table, plain_column
 from frostline.stores.protocols import Entry, ObjectStore
 
 __all__ = ("AnnotatedFolders", "ListRows", "ObjectFinder", "is_list_of_samples", "is_text_list", "read_list")
 
 _MASK_FIELDS = (*MASK_FIELDS, "mask_url", "mask_file_name", "mask_path")
 _SEPARATORS = ",;\t|"
+# Rows that tell which separator a list has.
+_LOOKED_AT = 6
+_BEGINNING = 1 << 20
+# What Excel writes above the names, and reads.
+_SAYS_SEPARATOR = re.compile(r'(?i)"?sep=(?P<mark>[,;\t|])"?[ \t]*(?:\r\n|\n|\r)')
+_QUOTED_LATER = re.compile(r'\s+".*"\s*$', re.DOTALL)
+_FLOAT_OF_A_FILE = r"^\s*[0-9]+\.0*\s*$"
+_ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:[\\/]|[A-Za-z][A-Za-z0-9+.-]*://")
+_VALUES_LOOKED_AT = 64
+_NAMELESS = "\0"
+# Rows are counted from 1, and the first is that of names.
+_BELOW_NAMES = 2
+_BLANK = r"^\s*"
+# By the type that a column of text was given, what it would lose by it.
+_LOST_BY = {
+    pa.null(): r"\S",
+    pa.int64(): _BLANK + "[-+]?0[0-9]",
+    pa.float64(): _BLANK + r"[-+]?(?:0[0-9]|[0-9]{17,}\s*$)",
+}
+# Words that stand for no number.
+_NO_NUMBERS = frozenset({"nan", "na", "n/a", "null", "none", "<na>"})
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _LONGEST = 1 << 30
+_JSON_LINES = (".jsonl", ".ndjson")
 # Lists that belong to the images of folders whatever the folders are called, as Hugging Face calls them.
-_METADATA = ("metadata.csv", "metadata.jsonl")
+_METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
+# Beside folders, what says where an image was once got from comes last.
+_FILES_FIRST = (*(name for name in URL_FIELDS if "url" not in name), *(name for name in URL_FIELDS if "url" in name))
+_MAX_REASON = 300
 # Lists of what a contest asks for, whose labels are none.
 _NO_LABELS = re.compile(r"(?i)submission")
-# What folders of images are called that are no classes.
-_OF_IMAGES = re.compile(r"(?i)^(?:.*[^a-z])?(?:images?|imgs?|jpe?gs?|pngs?|photos?|pictures?|data)(?:[^a-z].*)?$")
+# What folders of images and sounds are called that are no classes.
+_OF_IMAGES = re.compile(
+    r"(?i)^(?:.*[^a-z])?(?:images?|imgs?|jpe?gs?|pngs?|photos?|pictures?|audios?|sounds?|wavs?|data)(?:[^a-z].*)?$"
+)
 
 
 class ListRows(NamedTuple):
@@ -79,7 +117,7 @@ class ListRows(NamedTuple):
 
 def is_text_list(entry: Entry) -> bool:
     """Whether an object may be a list by its name: CSV or JSON lines, and not hidden."""
-    return entry.object.lower().endswith((".csv", ".jsonl")) and not is_hidden(entry.object)
+    return entry.object.lower().endswith((".csv", ".tsv", *_JSON_LINES)) and not is_hidden(entry.object)
 
 
 def is_list_of_samples(entry: Entry) -> bool:
@@ -87,7 +125,7 @@ def is_list_of_samples(entry: Entry) -> bool:
     return is_text_list(entry) or is_parquet(entry)
 
 
-def read_list(store: ObjectStore, entry: Entry) -> ListRows:
+def read_list(store: ObjectStore, entry: Entry, fields: Sequence[str] = URL_FIELDS) -> ListRows:
     """What a list says.
 
     Columns are matched as people do, whatever their case and however words in their names are put together.
@@ -95,20 +133,22 @@ def read_list(store: ObjectStore, entry: Entry) -> ListRows:
     Args:
         store: store that holds the list.
         entry: the entry in the listing.
+        fields: columns that may say where samples are; the first that is there does.
 
     Raises:
         DataError: it is no list, two columns have one name, or no column says where samples are.
         StoreError: the store failed.
     """
-    table, said = _table(store, entry)
+    table, said, left = _rows_of(store, entry)
     names = table.column_names
-    file, mask = find_name(names, URL_FIELDS), find_name(names, _MASK_FIELDS)
-    if file is None or plain_column(table[file]).type not in (pa.string(), pa.int64(), pa.null()):
+    file, mask = find_name(names, fields) or _column_of_files(table), find_name(names, _MASK_FIELDS)
+    files = None if file is None else _whole(plain_column(table[file]))
+    if files is None or files.type not in (pa.string(), pa.int64(), pa.null()):
         raise DataError(
             f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}; its columns are "
             f"{', '.join(names)[:200]}"
         )
-    files = pc.utf8_trim_whitespace(plain_column(table[file]).cast(pa.string()))
+    files = pc.utf8_trim_whitespace(files.cast(pa.string()))
     is_there = pc.not_equal(pc.fill_null(files, ""), "")
     lost = [f"{entry.object}/{row}" for row, there in enumerate(is_there.to_pylist()) if not there]
     table, files = table.filter(is_there), files.filter(is_there)
@@ -122,18 +162,63 @@ def read_list(store: ObjectStore, entry: Entry) -> ListRows:
         said=None if said is None else table[said].combine_chunks(),
         masks=[] if mask is None else plain_column(table[mask]).cast(pa.string()).to_pylist(),
         about=about,
-        left_out=of_names(ROWS, "without a name of a sample", lost, entry.object),
+        left_out=(*left, *of_names(ROWS, "without a name of a sample", lost, entry.object)),
     )
 
 
-def _table(store: ObjectStore, entry: Entry) -> tuple[pa.Table, str | None]:
-    """The columns of a list, and the name of that with labels, which come as ``labels.encode_labels`` takes them."""
+def _column_of_files(table: pa.Table) -> str | None:
+    """The first column of texts that are names of images or sounds, whatever it is called; None where there is none.
+
+    A file without a line of names has none: its first row would be taken for that.
+    """
+    if any(map(is_sample, table.column_names)):
+        return None
+    names: list[str] = table.column_names
+    for name in names:
+        if pa.types.is_string(table[name].type):
+            values = table[name].slice(0, _VALUES_LOOKED_AT).drop_null().to_pylist()
+            if values and all(is_sample(value.strip()) for value in values):
+                return name
+    return None
+
+
+def _whole(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Numbers of files that were written as ``1.0``, as they are as soon as one is missing, as whole numbers."""
+    if pa.types.is_floating(column.type):
+        with suppress(pa.ArrowInvalid):
+            return column.cast(pa.int64())
+    if pa.types.is_string(column.type) and _all_match(column, _FLOAT_OF_A_FILE):
+        return pc.replace_substring_regex(column, r"\.0*\s*$", "")
+    return column
+
+
+def _all_match(column: pa.ChunkedArray, pattern: str) -> bool:
+    """Whether all texts of a column that are not blank match a pattern."""
+    there = column.filter(pc.not_equal(pc.utf8_trim_whitespace(pc.fill_null(column, "")), ""))
+    return len(there) > 0 and bool(pc.all(pc.match_substring_regex(there, pattern)).as_py())
+
+
+class _Rows(NamedTuple):
+    """The rows of a list as columns.
+
+    Attributes:
+        table: columns by the names that they have in the list; labels come as ``labels.encode_labels`` takes them.
+        label: name of the column of labels; None where there is none.
+        left_out: rows and columns that are not among them.
+    """
+
+    table: pa.Table
+    label: str | None
+    left_out: tuple[LeftOut, ...] = ()
+
+
+def _rows_of(store: ObjectStore, entry: Entry) -> _Rows:
     if is_parquet(entry):
         return _of_parquet(store, entry)
     if entry.size > _LONGEST:
         raise DataError(f"{entry.object} is longer than a list of text is read: write it as Parquet")
-    data = bytes(store.read(entry.object, 0, entry.size))
-    return _of_json(entry, data) if entry.object.lower().endswith(".jsonl") else _of_csv(entry, data)
+    text = _text_of(bytes(store.read(entry.object, 0, entry.size)))
+    return _of_json(entry, text) if entry.object.lower().endswith(_JSON_LINES) else _of_csv(entry, text)
 
 
 def _text_of(data: bytes) -> str:
@@ -141,42 +226,146 @@ def _text_of(data: bytes) -> str:
     for mark, encoding in _BOMS:
         if data.startswith(mark):
             return data.decode(encoding, "replace")
+    if 0 in data[:2]:  # as no other encoding begins
+        return data.decode("utf-16-be" if data[0] == 0 else "utf-16-le", "replace")
     try:
         return data.decode()
     except UnicodeDecodeError:
         return data.decode("cp1252", "replace")
 
 
-def _separator_of(line: str) -> str:
-    """The separator that stands most often in the line of names, outside of quotes."""
-    bare = re.sub(r'"[^"]*"', "", line)
-    return max(_SEPARATORS, key=lambda mark: (bare.count(mark), -_SEPARATORS.index(mark)))
+def _first_rows(text: str, separator: str) -> list[list[str]]:
+    """The first rows, as far as they are no longer than rows are."""
+    rows: list[list[str]] = []
+    with suppress(csv_text.Error):  # a field is too long
+        lines = csv_text.reader(io.StringIO(text[:_BEGINNING], newline=""), delimiter=separator)
+        for row in islice(lines, _LOOKED_AT):
+            rows.append(row)  # noqa: PERF402 -- those before an error stay
+    is_cut = len(text) > _BEGINNING and len(rows) < _LOOKED_AT
+    return rows[:-1] if is_cut and len(rows) > 1 else rows
 
 
-def _of_csv(entry: Entry, data: bytes) -> tuple[pa.Table, str | None]:
-    text = _text_of(data)
-    separator = _separator_of(text.lstrip("\r\n").partition("\n")[0])
-    head = next(iter(re.split(r"\r\n|\n|\r", text.lstrip("\r\n"))), "")
-    names = [name.strip().strip('"') for name in head.split(separator)]
-    fields = (find_name(names, some) for some in (URL_FIELDS, _MASK_FIELDS))
+def _separator_of(text: str) -> str:
+    """The separator by which the first rows have as many fields as the row of names, several; else the commonest."""
+
+    def fit(separator: str) -> tuple[bool, int, int]:
+        lengths = [len(row) for row in _first_rows(text, separator) if row] or [0]
+        return len({*lengths}) == 1 and lengths[0] > 1, lengths[0], -_SEPARATORS.index(separator)
+
+    return max(_SEPARATORS, key=fit)
+
+
+def _of_csv(entry: Entry, text: str) -> _Rows:
+    text = text.lstrip("\r\n")
+    if (said := _SAYS_SEPARATOR.match(text)) is not None:
+        text = text[said.end() :]
+    separator = said["mark"] if said is not None else _separator_of(text)
+    if any(_QUOTED_LATER.match(field) for row in _first_rows(text, separator) for field in row):
+        text = _without_spaces(text, separator)
+    names = [name.strip() for name in next(iter(_first_rows(text, separator)), [])]
+    _check_names(entry, list(filter(None, names)))
+    columns = [name or f"{_NAMELESS}{place}" for place, name in enumerate(names)]
     label = find_name(names, LABEL_FIELDS)
-    texts = {*filter(None, fields), *([label] if label is not None else [])}
+    texts = {find_name(names, some) for some in (URL_FIELDS, _MASK_FIELDS)} | {label}
+    data = pa.py_buffer(text.encode("utf-8", "replace"))
     # Files, masks and labels stay as they are written; other columns get the type that all their values have.
-    kinds = {raw: pa.string() for raw in (name.strip('"') for name in head.split(separator)) if raw.strip() in texts}
-    options = csv.ConvertOptions(column_types=kinds, strings_can_be_null=False)
+    table, odd = _parsed(entry, data, separator, columns, [name for name in columns if name in texts])
+    table = _as_written(table, entry, data, separator, columns)
+    table = _without_blanks(table)
+    nameless = [name for name in table.column_names if name.startswith(_NAMELESS)]
+    lost = [f"{entry.object}/{columns.index(name) + 1}" for name in nameless if not _is_blank(table[name])]
+    table = _with_said(table.drop_columns(nameless), label, text_label)
+    left = of_names(COLUMNS_LEFT, "without a name", lost, entry.object)
+    return _Rows(_without_no_numbers(table, label), label, (*_odd_rows(entry, odd), *left))
+
+
+def _odd_rows(entry: Entry, numbers: Sequence[int]) -> tuple[LeftOut, ...]:
+    names = [f"{entry.object}/{number}" for number in numbers]
+    return of_names(ROWS, "with more or fewer fields than the row of names", names, entry.object)
+
+
+def _without_spaces(text: str, separator: str) -> str:
+    """The same rows without the spaces between a separator and a quote, for which the quote would be a letter."""
+    out = io.StringIO(newline="")
+    try:
+        rows = csv_text.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
+        csv_text.writer(out, delimiter=separator).writerows(rows)
+    except csv_text.Error:
+        return text
+    return out.getvalue()
+
+
+def _parsed(
+    entry: Entry,
+    data: pa.Buffer,
+    separator: str,
+    columns: Sequence[str],
+    texts: Sequence[str],
+    only: Sequence[str] = (),
+) -> tuple[pa.Table, list[int]]:
+    """The rows below that of names, and the numbers of those that have more or fewer fields, from 0.
+
+    Args:
+        entry: entry of the list.
+        data: text in UTF-8.
+        separator: mark between two fields.
+        columns: names of all columns.
+        texts: names of the columns that are texts whatever stands in them.
+        only: names of the columns that are read; all by default.
+    """
+    odd: list[tuple[int, str]] = []
+
+    def note(row: csv.InvalidRow) -> str:
+        odd.append((row.number, f"{row.actual_columns} fields for {row.expected_columns} names: {row.text}"))
+        return "skip"
+
+    kinds = dict.fromkeys(texts, pa.string())
     try:
         table = csv.read_csv(
-            pa.py_buffer(text.encode()),
-            read_options=csv.ReadOptions(use_threads=False),
-            parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            convert_options=options,
+            data,
+            read_options=csv.ReadOptions(use_threads=False, column_names=columns, skip_rows_after_names=1),
+            parse_options=csv.ParseOptions(delimiter=separator, newlines_in_values=True, invalid_row_handler=note),
+            convert_options=csv.ConvertOptions(column_types=kinds, strings_can_be_null=False, include_columns=only),
         )
     except pa.ArrowException as error:
-        words = " ".join(str(error).split())[:150]
-        raise DataError(f"{entry.object} is no CSV file with a line of names on top: {words}") from error
-    table = table.rename_columns([name.strip() for name in table.column_names])
-    _check_names(entry, table.column_names)
-    return _with_said(_without_blanks(table), label, text_label), label
+        odd[:0] = [(0, str(error))]
+        table = None
+    if table is None or (odd and not len(table)):
+        words = " ".join(odd[0][1].split())[:150]
+        raise DataError(f"{entry.object} is no CSV file with a line of names on top: {words}")
+    return table, [number - _BELOW_NAMES for number, _ in odd]
+
+
+def _as_written(table: pa.Table, entry: Entry, data: pa.Buffer, separator: str, columns: Sequence[str]) -> pa.Table:
+    """A table with those columns as texts of which a number, or nothing at all, does not say what is written there.
+
+    Such are ``007``, whole numbers with more digits than a number keeps, and ``NA`` where nothing else stands.
+    """
+    doubtful = {field.name: _LOST_BY[field.type] for field in table.schema if field.type in _LOST_BY}
+    if not doubtful or not len(table):
+        return table
+    raw, _ = _parsed(entry, data, separator, columns, list(doubtful), list(doubtful))
+    for name, pattern in doubtful.items():
+        if pc.any(pc.match_substring_regex(raw[name], pattern)).as_py():
+            table = table.set_column(table.schema.get_field_index(name), name, raw[name])
+    return table
+
+
+def _without_no_numbers(table: pa.Table, label: str | None) -> pa.Table:
+    """Labels that are numbers but for words such as ``NaN``, which then stand for none, as in other columns."""
+    if label is None:
+        return table
+    said = table[label].unique().drop_null().to_pylist()
+    words = [text for text in said if text.startswith('"')]
+    if not words or len(words) == len(said) or not all(json.loads(text).casefold() in _NO_NUMBERS for text in words):
+        return table
+    none = pc.is_in(table[label], value_set=pa.array(words))
+    column = pc.if_else(none, pa.scalar(None, pa.string()), table[label])
+    return table.set_column(table.schema.get_field_index(label), label, column)
+
+
+def _is_blank(column: pa.ChunkedArray) -> bool:
+    return bool(column.null_count == len(column))
 
 
 def _without_blanks(table: pa.Table) -> pa.Table:
@@ -189,39 +378,49 @@ def _without_blanks(table: pa.Table) -> pa.Table:
     return table
 
 
-def _of_json(entry: Entry, data: bytes) -> tuple[pa.Table, str | None]:
-    rows = []
-    for number, line in enumerate(_text_of(data).splitlines(), 1):
+def _of_json(entry: Entry, text: str) -> _Rows:
+    rows: list[dict[str, Any]] = []
+    odd = []
+    for number, line in enumerate(text.split("\n")):
         try:
             row = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError) as error:
-            raise DataError(f"line {number} of {entry.object} is no JSON") from error
+            raise DataError(f"line {number + 1} of {entry.object} is no JSON") from error
         if isinstance(row, dict):
             rows.append(row)
-    label = find_name(list(dict.fromkeys(name for row in rows for name in row)), LABEL_FIELDS)
-    said = [label_text(row.get(label)) if label is not None else None for row in rows]
-    found = columns_of([{name: value for name, value in row.items() if name != label} for row in rows])
-    table = pa.table({name.removeprefix("meta_"): column for name, column in found.items()})
-    return (table if label is None else table.append_column(label, pa.array(said, pa.string()))), label
+        elif row is not None:
+            odd.append(f"{entry.object}/{number}")
+    # The fields of an object that is called as labels are stay metadata, of which one may be named as the label.
+    can_be = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict))
+    label = find_name(list(can_be), LABEL_FIELDS)
+    about = [{name: value for name, value in row.items() if name != label or isinstance(value, dict)} for row in rows]
+    columns, left = columns_of(about, entry.object)
+    if label is not None:
+        said = [None if isinstance(value := row.get(label), dict) else label_text(value) for row in rows]
+        columns[label] = pa.array(said, pa.string())
+    lost = of_names(ROWS, "that are no objects of JSON", odd, entry.object)
+    return _Rows(pa.table(columns), label, (*lost, *left))
 
 
-def _of_parquet(store: ObjectStore, entry: Entry) -> tuple[pa.Table, str | None]:
+def _of_parquet(store: ObjectStore, entry: Entry) -> _Rows:
     with open_parquet(store, entry.object, entry.size) as (parquet, source):
         schema = parquet.schema_arrow
         _check_names(entry, schema.names)
         label = find_name(schema.names, LABEL_FIELDS)
         kind = None if label is None else schema.field(label).type
-        if kind is not None and pa.types.is_temporal(kind):
-            label = kind = None  # which says when, and is metadata
+        if kind is not None and (pa.types.is_temporal(kind) or pa.types.is_struct(kind)):
+            label = kind = None  # which says when, or has fields that are metadata
         if kind is not None and not (is_label(kind) or is_list(kind) or pa.types.is_null(kind)):
             raise refuse_labels(entry.object, str(label), kind)
-        wanted = [field.name for field in schema if is_scalar(field.type)]
-        table = read_columns(source, parquet.metadata, entry.object, wanted)
-        lists = list_columns(source, parquet.metadata, entry.object, nested_names(schema))
-        table = table.select([name for name in table.column_names if name not in lists])
-        for name, column in lists.items():
-            table = table.append_column(name, column)
-        return _with_said(table, label, text_label if label in lists else label_text), label
+        nested = nested_names(schema)
+        scalars = [path for path, kind in column_paths(schema) if is_scalar(kind)]
+        read = read_columns(source, parquet.metadata, entry.object, scalars)
+        lists = list_columns(source, parquet.metadata, entry.object, nested)
+        columns = {path: without_extension(column_at(read, path)) for path in scalars} | lists
+        others = [path for path, _ in column_paths(schema) if path not in (*scalars, *nested)]
+        left = omissions_of_table(entry.object, others, [path for path in nested if path not in lists])
+        table = _with_said(pa.table(columns), label, text_label if label in lists else label_text)
+        return _Rows(table, label, left)
 
 
 def _check_names(entry: Entry, names: Sequence[str]) -> None:
@@ -274,12 +473,16 @@ class ObjectFinder:
 
         Args:
             written: name as it is written in the list: a path relative to the list, to the folder of its images or to
-                the root, or the end of such a path, all of them also without the suffix.
+                the root, or the end of such a path, all of them also without the suffix. Of an absolute path, which
+                leads elsewhere, as much of its end counts as is there.
             file: name of the list.
         """
         found = self._found(_composed(written), file)
         if not found and "\\" in written:  # as Windows writes paths
             found = self._found(_composed(written).replace("\\", "/"), file)
+        if not found and (parts := _outside(written)):
+            tails = (self._found("/".join(parts[first:]), file) for first in range(len(parts)))
+            found = next(filter(None, tails), [])
         objects = [name for composed in found for name in self._objects[composed]]
         if len(objects) > len(found):  # names that look alike: the one that is written so
             objects = [name for name in objects if written in name] or objects
@@ -298,6 +501,11 @@ class ObjectFinder:
         # Without a folder in it, a name means nothing outside of that of its list.
         named = [name] if "/" in name and name in self._objects else []
         return list(dict.fromkeys([*named, *inside]))
+
+
+def _outside(written: str) -> list[str]:
+    """The parts of an absolute path, as of the machine that a list was written on; none of another one."""
+    return _composed(written).replace("\\", "/").split("/")[1:] if _ABSOLUTE.match(written) else []
 
 
 def _composed(name: str) -> str:
@@ -335,11 +543,14 @@ class AnnotatedFolders(ClassFolderFormat):
         return _annotated(found, store, entries, lists, takes_labels=not says_classes)
 
 
-_RULE = "frostline annotated folders 3"
+_RULE = "frostline annotated folders 4"
 
 
 def _may_annotate(entry: Entry) -> bool:
-    return is_text_list(entry) and not _NO_LABELS.search(entry.object.rpartition("/")[2])
+    # Of Parquet files, what a command wrote beside the images is none: the data would be another with each.
+    name = entry.object.rpartition("/")[2]
+    may_be = is_text_list(entry) or (is_parquet(entry) and name.lower() in _METADATA)
+    return may_be and not _NO_LABELS.search(name)
 
 
 def _is_no_class(folder: str) -> bool:
@@ -352,50 +563,137 @@ def _annotated(
     found: ListedSamples, store: ObjectStore, entries: Sequence[Entry], lists: Sequence[Entry], *, takes_labels: bool
 ) -> ListedSamples:
     """The samples of folders with what lists say of them."""
-    finder, objects = ObjectFinder(entries), found.table["object"].to_pylist()
-    place = {name: row for row, name in enumerate(objects)}
-    columns: dict[str, pa.Array] = {}
-    said: pa.Array | None = None
-    used: list[str] = []
-    left: list[LeftOut] = []
+    notes = _Notes(found, ObjectFinder(entries), takes_labels=takes_labels)
     for entry in lists:
         try:
-            rows = read_list(store, entry)
-        except DataError:
-            continue  # it is a list of something else, and is named as left out
-        named = [[row for name in finder.objects_of(file, entry.object) if (row := place.get(name)) is not None]
-                 for file in rows.files]  # fmt: skip
+            rows = read_list(store, entry, _FILES_FIRST)
+        except DataError as error:
+            notes.pass_over(entry, str(error))
+        else:
+            notes.add(entry, rows)
+    return notes.applied()
+
+
+class _Notes:
+    """What lists say of the images of folders, one list after another.
+
+    Args:
+        found: samples of the folders.
+        finder: finds the objects that lists mean.
+        takes_labels: the labels of lists are those of the samples, and not metadata.
+    """
+
+    def __init__(self, found: ListedSamples, finder: ObjectFinder, *, takes_labels: bool) -> None:
+        self._found = found
+        self._finder = finder
+        self._takes_labels = takes_labels
+        self._place = {name: row for row, name in enumerate(found.table["object"].to_pylist())}
+        self._columns: dict[str, pa.Array] = {}
+        self._said: list[str | None] | None = None
+        self._unclear: set[int] = set()
+        self._lists: dict[str, list[int | None]] = {}
+        self._passed_over: list[str] = []
+        self._left: list[LeftOut] = []
+
+    def pass_over(self, entry: Entry, why: str) -> None:
+        """Name a list that says nothing of these images."""
+        self._passed_over.append(entry.object)
+        self._left += of_names(
+            OBJECTS_LEFT, f"that says nothing of the samples: {why}"[:_MAX_REASON], [entry.object], entry.object
+        )
+
+    def add(self, entry: Entry, rows: ListRows) -> None:
+        """Take what the rows of a list say."""
+        objects = (self._finder.objects_of(file, entry.object) for file in rows.files)
+        named = [[row for name in some if (row := self._place.get(name)) is not None] for some in objects]
+        if SPLIT in self._found.table.schema.names:
+            named = [self._in_split(some, split_of(entry.object)) for some in named]
         if not any(named):
-            continue
-        used.append(entry.object)
-        left += _lost(entry, rows, named)
+            self.pass_over(entry, f"its rows name none, as {rows.files[0]!a}" if named else "it has no rows")
+            return
         meant = [some[0] if len(some) == 1 else None for some in named]
-        at: list[int | None] = [None] * len(objects)
+        self._lists[entry.object] = meant
+        at: list[int | None] = [None] * len(self._place)
         for number, row in reversed(list(enumerate(meant))):
             if row is not None:
                 at[row] = number
         for name, column in rows.about.items():
-            _add(columns, name, column.take(pa.array(at, pa.int64())))
-        if rows.said is not None and takes_labels:
-            new = rows.said.take(pa.array(at, pa.int64()))
-            said = new if said is None else pc.coalesce(said, new)
+            _add(self._columns, name, column.take(pa.array(at, pa.int64())))
+        unclear: set[int] = set()
+        if rows.said is not None and self._takes_labels:
+            unclear = self._label(rows.said.to_pylist(), meant)
         elif rows.said is not None:
             texts = column_labels(rows.said, lambda label: json.loads(label) if label and label[0] == '"' else label)
-            _add(columns, "meta_label", texts.take(pa.array(at, pa.int64())))
-    return _with_columns(found, columns, said, tuple(used), tuple(left))
+            _add(self._columns, "meta_label", texts.take(pa.array(at, pa.int64())))
+        self._left += _lost(entry, rows, named, unclear)
+
+    def _in_split(self, rows: list[int], split: str | None) -> list[int]:
+        """Of several images those of the split that a list is called as: ``train.csv`` means ``train/1.png``."""
+        if len(rows) < 2 or split is None:
+            return rows
+        return [row for row in rows if self._splits[row] == split] or rows
+
+    @cached_property
+    def _splits(self) -> list[str | None]:
+        return list(self._found.table[SPLIT].to_pylist())
+
+    def _label(self, said: Sequence[str | None], meant: Sequence[int | None]) -> set[int]:
+        """Take labels; returns the numbers of the rows that give an image another one than a row before them."""
+        known = self._said = self._said or [None] * len(self._place)
+        others: set[int] = set()
+        for number, row in enumerate(meant):
+            if row is not None and said[number] is not None:
+                known[row] = known[row] or said[number]
+                if known[row] != said[number]:
+                    others.add(number)
+                    self._unclear.add(row)
+        return others
+
+    def applied(self) -> ListedSamples:
+        """The samples with what was said of them; one to which two labels were given has none."""
+        said = None
+        if self._said is not None:
+            said = pa.array(
+                [None if row in self._unclear else text for row, text in enumerate(self._said)], pa.string()
+            )
+        elif self._takes_labels and self._lists and all(map(_is_no_class, self._found.classes)):
+            said = pa.nulls(len(self._place), pa.string())
+        found = self._divided()
+        used = (*self._lists, *self._passed_over)
+        return _with_columns(found, self._columns, said, used, tuple(self._left))
+
+    def _divided(self) -> ListedSamples:
+        """The samples in the splits that the names of lists say, as ``train.csv`` beside ``test.csv``."""
+        splits = splits_of([*self._lists])
+        if splits is None or SPLIT in (*self._found.table.schema.names, *self._columns):
+            return self._found
+        each: list[str | None] = [None] * len(self._place)
+        for name, meant in self._lists.items():
+            split, others = splits.get(name), 0
+            for row in meant:
+                if row is not None and split is not None:
+                    each[row] = each[row] or split
+                    others += each[row] != split
+            lost = [name] * others
+            self._left += of_names(ROWS, f"of {name} that put an image into another split", lost, name)
+        table = self._found.table.append_column(SPLIT, pa.array(each, pa.string()))
+        return replace(self._found, table=table, divided_by_names=True)
 
 
-def _lost(entry: Entry, rows: ListRows, named: Sequence[Sequence[int]]) -> tuple[LeftOut, ...]:
+def _lost(entry: Entry, rows: ListRows, named: Sequence[Sequence[int]], unclear: set[int]) -> tuple[LeftOut, ...]:
     """The rows of a list that name no image, several, or one that a row before them names."""
     seen: set[int] = set()
-    lost: dict[str, list[str]] = {"no image here": [], "several images": [], "an image again": []}
-    for file, some in zip(rows.files, named, strict=True):
+    others, again = "give an image another label", "name an image again"
+    lost: dict[str, list[str]] = {"name no image here": [], "name several images": [], again: [], others: []}
+    for number, (file, some) in enumerate(zip(rows.files, named, strict=True)):
         if len(some) != 1:
-            lost["several images" if some else "no image here"].append(file)
+            lost["name several images" if some else "name no image here"].append(file)
+        elif number in unclear:
+            lost[others].append(file)
         elif some[0] in seen:
-            lost["an image again"].append(file)
+            lost[again].append(file)
         seen.update(some if len(some) == 1 else ())
-    reasons = ((f"of {entry.object} that name {what}", files) for what, files in lost.items())
+    reasons = ((f"of {entry.object} that {what}", files) for what, files in lost.items())
     return (
         *rows.left_out,
         *(left for reason, files in reasons for left in of_names(ROWS, reason, files, entry.object)),

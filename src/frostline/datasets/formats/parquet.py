@@ -30,7 +30,7 @@ from frostline.datasets.formats.base import (
     column_at,
     digest_of,
 )
-from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, target_columns
+from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, table_log, target_columns
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.ranges import (
@@ -467,7 +467,7 @@ def _version(etag: str) -> str:
     return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
 
 
-_RULE = "frostline parquet 7"
+_RULE = "frostline parquet 8"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 
@@ -497,8 +497,8 @@ class Parquet:
         self._column = column
 
     def claims(self, entries: Sequence[Entry]) -> bool:
-        """See ``Format.claims``: one Parquet file is enough."""
-        return any(map(is_parquet, entries))
+        """See ``Format.claims``: one Parquet file is enough, where no log says which files of a table count."""
+        return any(map(is_parquet, entries)) and not table_log(entries)
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""

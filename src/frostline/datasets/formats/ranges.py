@@ -1,5 +1,6 @@
 """Reads files of a store by ranges: Parquet files as Arrow reads them, and headers that mostly follow each other."""
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,8 +44,15 @@ __all__ = (
 
 
 def is_parquet(entry: Entry) -> bool:
-    """Whether an object is a Parquet file by its name, and not hidden."""
-    return entry.object.lower().endswith(".parquet") and not is_hidden(entry.object)
+    """Whether an object is a Parquet file by its name, and neither hidden nor in a folder that is its writer's own.
+
+    Writers of tables keep what is unfinished, and logs, in folders such as ``_temporary``.
+    """
+    name = entry.object
+    return name.lower().endswith(".parquet") and not is_hidden(name) and _WRITERS_OWN.search(name) is None
+
+
+_WRITERS_OWN = re.compile(r"(?:^|/)_[^/=]*/")
 
 
 # A footer takes some forty times its bytes once it is read; and an element of one of its lists up to a kilobyte, where

@@ -31,7 +31,9 @@ from frostline.datasets.formats.base import (
     is_text,
     label_column,
     nested_names,
+    simple_type,
     stable_ids,
+    without_extension,
 )
 from frostline.datasets.formats.folders import MASK_FIELDS, fill_masks
 from frostline.datasets.formats.labels import (
@@ -238,10 +240,11 @@ def _as_listed(table: pa.Table) -> pa.Table:
 def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column in one of few types, so that those of several files go together; nothing of its values is lost.
 
-    Numbers are of 64 bits, or decimals; times are whole microseconds, or nanoseconds where they are finer; dates are
-    days, and texts are UTF-8.
+    Numbers are of 64 bits, or decimals where they are larger; times are whole microseconds, or nanoseconds where they
+    are finer; dates are days, and texts are UTF-8.
     """
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    column = without_extension(column)
+    kind = simple_type(column.type)
     if pa.types.is_temporal(kind):
         return _in_units(column.cast(kind))
     if pa.types.is_decimal(kind):
@@ -249,11 +252,15 @@ def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return column.cast(kind)
     if pa.types.is_integer(kind):
-        return column.cast(pa.int64(), safe=kind != pa.uint64())
+        try:
+            return column.cast(pa.int64())
+        except pa.ArrowInvalid:  # a value that only numbers without a sign have
+            return column.cast(kind).cast(_ALL_WHOLE)
     return column.cast(pa.float64() if pa.types.is_floating(kind) else pa.string())
 
 
 _DECIMAL_BITS = 128
+_ALL_WHOLE = pa.decimal128(20, 0)
 
 
 def _in_units(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -515,7 +522,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 def is_label(kind: pa.DataType) -> bool:
     """Whether a column of that type can say labels of classes, which names and numbers do."""
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    plain = simple_type(kind)
     is_number = pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_decimal(plain)
     return is_text(plain) or bool(is_number or pa.types.is_boolean(plain))
 
@@ -531,7 +538,7 @@ def _is_other(schema: pa.Schema, name: str) -> bool:
 
 def is_scalar(kind: pa.DataType) -> bool:
     """Whether a column of that type can be metadata."""
-    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    plain = simple_type(kind)
     is_number = pa.types.is_integer(plain) or pa.types.is_floating(plain) or pa.types.is_decimal(plain)
     is_time = pa.types.is_temporal(plain) and not pa.types.is_interval(plain)
     return bool(is_number or is_time or pa.types.is_boolean(plain) or pa.types.is_null(plain)) or is_text(plain)
@@ -710,7 +717,7 @@ def label_texts(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.Chunk
     if columns.label is None:
         other = None if columns.other is None else beside[columns.other]
         return pa.nulls(len(beside), pa.string()) if other is None else column_labels(other, label_text)
-    values = _without_nan(beside[columns.label])
+    values = _without_nan(without_extension(beside[columns.label]))
     if not columns.classes or not _are_whole(values):
         return column_labels(values, label_text)
     numbers = values.cast(pa.int64())

@@ -40,7 +40,7 @@ from frostline.datasets.formats.labels import (
 )
 from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
 from frostline.datasets.formats.lists import ListRows, ObjectFinder, is_list_of_samples, is_text_list, read_list
-from frostline.datasets.formats.tables import SAID, TableFile, finish_table, known_parts, omissions_in
+from frostline.datasets.formats.tables import SAID, TableFile, finish_table, known_parts, omissions_in, with_partitions
 from frostline.stores.local import base_url
 from frostline.stores.open import open_store
 from frostline.stores.protocols import (
@@ -216,7 +216,7 @@ def _outer(urls: Iterable[str]) -> Mapping[str, int]:
     return outer
 
 
-_RULE = "frostline url lists 9"
+_RULE = "frostline url lists 10"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
@@ -268,7 +268,8 @@ class UrlLists:
             raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
         finder = _PathFinder(store, entries)
         rows = [read_list(store, entry) for entry in lists]
-        tables, lost = zip(*(_table(some, entry, finder) for some, entry in zip(rows, lists, strict=True)), strict=True)
+        made, lost = zip(*(_table(some, entry, finder) for some, entry in zip(rows, lists, strict=True)), strict=True)
+        tables = with_partitions(made, [entry.object for entry in lists])
         table, is_divided = with_splits(join_tables(tables), [entry.object for entry in lists], list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"the lists at {store.url} name no samples")

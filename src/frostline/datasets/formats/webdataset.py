@@ -47,16 +47,18 @@ from frostline.datasets.formats.labels import (
     classes_in,
     columns_of,
     common_table,
+    divided_by_keys,
     encode_labels,
     find_name,
     join_tables,
     label_text,
+    named_columns,
     text_label,
     with_splits,
 )
-from frostline.datasets.formats.left_out import KEYS, LeftOut, of_names
+from frostline.datasets.formats.left_out import COLUMNS_LEFT, KEYS, LeftOut, of_names, sum_left_out
 from frostline.datasets.formats.ranges import ObjectRanges
-from frostline.datasets.formats.tables import SAID, finish_table, is_scalar, known_parts, read_back
+from frostline.datasets.formats.tables import SAID, finish_table, is_scalar, known_parts, read_back, with_partitions
 from frostline.stores.local import FolderStore, base_url, error_of_system
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version
 from frostline.stores.urls import TAR_GZ
@@ -365,8 +367,8 @@ class Member(NamedTuple):
     contents: bytes | None
 
 
-def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...]) -> Iterator[Member]:
-    """The plain files of a tar, in its order; links and folders are passed over.
+def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...], others: list[str]) -> Iterator[Member]:
+    """The plain files of a tar, in its order; folders are passed over.
 
     Names may be long in GNU's or in PAX's way, and hold any characters that UTF-8 has.
 
@@ -374,6 +376,7 @@ def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...]) -> Ite
         store: store that holds the tar.
         shard: the entry in the store's listing.
         contents_of: endings of the names whose contents are wanted.
+        others: gets the names of links, pipes and devices, which hold nothing to read.
 
     Raises:
         DataError: the tar is cut off, damaged, compressed, or has changed since it was listed.
@@ -383,6 +386,7 @@ def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...]) -> Ite
     with _said(shard.object), tarfile.TarFile(fileobj=cast(IO[bytes], ranges), encoding="utf-8") as tar:
         for info in tar:
             if not info.isreg():
+                others += [] if info.isdir() else [info.name]
                 continue
             if info.issparse():
                 raise DataError(f"{info.name!a} in {shard.object} is a sparse file: pack the shard without --sparse")
@@ -422,7 +426,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 9"
+_RULE = "frostline webdataset 10"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Kinds of members of keys that have no sample.
@@ -543,18 +547,21 @@ def _listed(
     """The samples of all shards, of which several are looked into at once."""
     with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
         found = list(threads.map(partial(read, heads), shards))
-    tables = [shard.table for shard in found]
-    table, is_divided = with_splits(join_tables(tables), [shard.object for shard in shards], list(map(len, tables)))
+    names = [shard.object for shard in shards]
+    tables = with_partitions([shard.table for shard in found], names)
+    tables, splits = divided_by_keys(tables, names, SAID)
+    table, is_divided = with_splits(join_tables(tables), names, list(map(len, tables)))
     if not len(table):
-        raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds")
-    names, declared = common_table(shard.classes for shard in found)
-    said = encode_labels(table[SAID], names)
+        left = "".join(f"; {lost}" for lost in sum_left_out(left for shard in found for left in shard.left_out))
+        raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds{left}")
+    classes, declared = common_table(shard.classes for shard in found)
+    said = encode_labels(table[SAID], classes)
     return ListedSamples(
         table=finish_table(table, said),
         classes=said.classes,
         digest=digest,
         reading=reading,
-        divided_by_names=is_divided,
+        divided_by_names=is_divided or splits,
         has_named_classes=said.are_names,
         declared=declared,
         used=tuple(shard.object for shard in shards),
@@ -572,13 +579,28 @@ def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
     return [one for key, group in groups.items() if (one := _sample(shard, key, group)) is not None]
 
 
-def _without_sample(shard: str, found: Iterable[Member]) -> tuple[LeftOut, ...]:
-    """The keys of a shard that have neither an image nor a sound."""
+def _left_out(shard: str, found: Iterable[Member], others: Sequence[str]) -> tuple[LeftOut, ...]:
+    """The keys of a shard that have neither an image nor a sound, links, and kinds of members beside samples."""
     groups = _groups(shard, found)
     lost = [key for key, group in groups.items() if _encoded(shard, key, group) is None]
     kinds = sorted({f".{kind}" for key in lost for kind in groups[key]})
     reason = f"with neither an image nor a sound, but {', '.join(kinds[:_KINDS_SHOWN])}"
-    return of_names(KEYS, reason, [f"{shard}/{key}" for key in lost], shard)
+    unread = {kind for key, group in groups.items() for kind in _unread_kinds(shard, key, group)}
+    return (
+        *of_names(KEYS, reason, [f"{shard}/{key}" for key in lost], shard),
+        *of_names(KEYS, "that are links, pipes or devices", [f"{shard}/{name}" for name in others], shard),
+        *of_names(COLUMNS_LEFT, "of members that are not read", sorted(unread), shard),
+    )
+
+
+def _unread_kinds(shard: str, key: str, group: dict[str, Member]) -> Iterator[str]:
+    """The kinds of those members of a sample of which nothing is taken."""
+    if (encoded := _encoded(shard, key, group)) is None:
+        return
+    used = (encoded, _called(group, "cls"), _called(group, "json"), _mask(shard, key, group))
+    yield from (f".{kind}" for kind, member in group.items() if member not in used)
+    if (description := used[2]) is not None and not (description.contents or b"").lstrip().startswith(b"{"):
+        yield ".json without an object"
 
 
 def _groups(shard: str, found: Iterable[Member]) -> dict[str, dict[str, Member]]:
@@ -644,8 +666,10 @@ def _is_mask(kind: str, field: str) -> bool:
 
 
 def _label_field(about: dict[str, Any]) -> str | None:
-    said = [name for name, value in about.items() if value is not None]
-    return find_name([*about], LABEL_FIELDS[:1]) or find_name(said, LABEL_FIELDS)
+    # The fields of an object that is called as labels are stay metadata, of which one may be named as the label.
+    can_be = [name for name, value in about.items() if not isinstance(value, dict)]
+    said = [name for name in can_be if about[name] is not None]
+    return find_name(can_be, LABEL_FIELDS[:1]) or find_name(said, LABEL_FIELDS)
 
 
 def _label(shard: str, key: str, beside: Member | None, about: dict[str, Any], field: str | None) -> str | None:
@@ -692,13 +716,16 @@ def _shard(
 ) -> _Shard:
     if shard.etag and (shard.object, shard.etag) in known:
         return known[shard.object, shard.etag]
-    found = list(members(store, shard, (".cls", ".json", CLASS_MEMBER, TYPE_MEMBER)))
+    others: list[str] = []
+    found = list(members(store, shard, (".cls", ".json", CLASS_MEMBER, TYPE_MEMBER), others))
     said = {member.name: member.contents or b"" for member in found if member.name in (CLASS_MEMBER, TYPE_MEMBER)}
-    table = _table(store, heads, shard, samples_of(shard.object, found))
+    samples = samples_of(shard.object, found)
+    columns, left = columns_of([sample.about for sample in samples], shard.object)
+    table = _table(store, heads, shard, samples, columns)
     return _Shard(
         _typed(table, said.get(TYPE_MEMBER, b"")),
         classes_in(said.get(CLASS_MEMBER, b"")),
-        _without_sample(shard.object, found),
+        (*_left_out(shard.object, found, others), *left),
     )
 
 
@@ -713,7 +740,13 @@ def _typed(table: pa.Table, types: bytes) -> pa.Table:
     return table
 
 
-def _table(store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: Sequence[ShardSample]) -> pa.Table:
+def _table(
+    store: Versioned,
+    heads: ThreadPoolExecutor,
+    shard: Entry,
+    samples: Sequence[ShardSample],
+    columns: Mapping[str, pa.Array],
+) -> pa.Table:
     return pa.table(
         {
             "name": pa.array([sample.name for sample in samples], pa.string()),
@@ -722,7 +755,7 @@ def _table(store: Versioned, heads: ThreadPoolExecutor, shard: Entry, samples: S
             "length": pa.array([sample.length for sample in samples], pa.int64()),
             "etag": pa.array([shard.etag] * len(samples), pa.string()),
             SAID: pa.array([sample.said for sample in samples], pa.string()),
-            **columns_of([sample.about for sample in samples]),
+            **named_columns(columns),
             **_targets(store, heads, shard, samples),
         }
     )

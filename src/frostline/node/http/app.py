@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.core import FeatureBatch
-from frostline.core.declared import Count, Digest, Matching, Within, refuse_unknown_fields
+from frostline.core.declared import Count, Digest, Matching, Within
 from frostline.core.errors import (
     AccessDenied,
     AnswerDamaged,
@@ -58,6 +58,7 @@ from frostline.node.http.requests import (
     address_of,
     announced_bytes,
     body_length,
+    check_parameters,
     error_response,
     json_bytes,
     json_response,
@@ -622,8 +623,9 @@ class _Service:
     async def health(self, request: Request) -> Response:
         return json_response(self._node.health(self._asker(request)).to_json())
 
-    async def ready(self, _: Request) -> Response:
+    async def ready(self, request: Request) -> Response:
         """Say to everybody whether requests may come, and why not: 503 for whoever shares them out."""
+        check_parameters(request)
         why = _HANGS
         with anyio.move_on_after(_LISTED_WITHIN_S):
             why = await to_thread.run_sync(self._node.not_ready, limiter=self._readiness, abandon_on_cancel=True)
@@ -722,7 +724,7 @@ class _Service:
         Raises:
             Refused: The request is of a protocol that this node does not speak.
         """
-        refuse_unknown_fields(dict(request.query_params), _PARAMETERS.get(request.url.path, ()), "the address")
+        check_parameters(request, _PARAMETERS.get(request.url.path, ()))
         check_protocol(request.headers.get(PROTOCOL_HEADER.lower(), ""))
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         account = self._node.identify(token.strip() if kind.lower() == "bearer" else None, address_of(request))

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from frostline.core.declared import Amount, OneOf, Schemas
 from frostline.core.errors import BadRequest, FrostlineError, Overloaded, StoreUnavailable, Unauthenticated, Unavailable
+from frostline.node.http.requests import check_parameters
 from frostline.wire.messages import TRAVELLING
 
 __all__ = ("BINARY", "Body", "DescribedRoute", "Endpoint", "Parameter", "describe", "openapi_route")
@@ -179,6 +180,7 @@ def openapi_route(describe_app: Callable[[Starlette], dict[str, Any]]) -> Descri
     made: list[bytes] = []
 
     async def answer(request: Request) -> Response:
+        check_parameters(request)
         if not made:
             made.append(json.dumps(describe_app(request.app)).encode())
         return Response(made[0], media_type="application/json")

@@ -10,7 +10,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
 from frostline.core.audit import AuditLog
+from frostline.core.declared import refuse_unknown_fields
 from frostline.core.errors import (
     AccessDenied,
     AnswerDamaged,
@@ -49,6 +50,7 @@ __all__ = (
     "address_of",
     "announced_bytes",
     "body_length",
+    "check_parameters",
     "error_response",
     "json_bytes",
     "json_response",
@@ -127,13 +129,39 @@ def parsed_json(body: bytearray) -> object:
     """The value of a body.
 
     Raises:
-        BadRequest: it is not JSON.
+        BadRequest: it is not JSON, or an object in it has a field twice, of which one would count unseen.
     """
     try:
-        value: object = json.loads(body)
+        value: object = json.loads(body, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     return value
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise BadRequest(f"the body has the field {twice[:50]!r} twice")
+    return found
+
+
+def check_parameters(request: Request, known: Iterable[str] = ()) -> None:
+    """Make sure that an address has no field that nobody reads, and none twice.
+
+    Args:
+        request: request of somebody.
+        known: names of the fields behind the question mark.
+
+    Raises:
+        BadRequest: it has; the sentence names the field.
+    """
+    names = [name for name, _ in request.query_params.multi_items()]
+    refuse_unknown_fields(dict.fromkeys(names), known, "the address")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise BadRequest(f"the address has the field {twice!r} twice")
 
 
 def address_of(request: Request) -> str:

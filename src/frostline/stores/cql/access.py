@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from frostline.core.config import refuse_variables
 from frostline.core.errors import (
     AccessDenied,
     FrostlineError,
@@ -48,9 +49,10 @@ class CqlAccess:
         """What the variables that begin with ``FROSTLINE_CQL_`` say.
 
         Raises:
-            SettingError: the file of the password cannot be read.
+            SettingError: the file of the password cannot be read, or a variable is none that is read.
         """
         said = {name: environment.get(_PREFIX + name, "") for name in ("PASSWORD", "CA", "CERTIFICATE", "KEY")}
+        refuse_variables(environment, _PREFIX, [_PREFIX + name for name in (*said, "PASSWORD_FILE")])
         file = environment.get(_PREFIX + "PASSWORD_FILE", "")
         return cls(
             password=said["PASSWORD"] or (_password_in(file) if file else ""),
