@@ -20,6 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from frostline.core.system import connection_slots
 from frostline.core.tokens import site_of
 
 __all__ = (
@@ -42,8 +43,6 @@ __all__ = (
 C = TypeVar("C", bound=Hashable)
 
 _MAX_CONNECTIONS = 4096
-# File descriptors left for files, stores and caches, if there are at least twice as many.
-_RESERVED = 256
 # Browsers send all cookies that they have for `localhost`, whichever port set them.
 _MAX_HEAD_BYTES = 32 << 10
 
@@ -90,7 +89,7 @@ def limits_of(descriptors: int) -> ConnectionLimits:
     """
     if descriptors < 0:
         return ConnectionLimits()
-    maximum = max(2, min(_MAX_CONNECTIONS, descriptors - min(_RESERVED, descriptors // 2)))
+    maximum = connection_slots(_MAX_CONNECTIONS, descriptors)
     return ConnectionLimits(max_unknown=max(1, maximum // 4), max_connections=maximum)
 
 
