@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 import anyio
@@ -25,17 +25,19 @@ from starlette.requests import Request
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnsafeArtifact
+from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownTraining, UnsafeArtifact
 from frostline.core.files import FileCache
 from frostline.engines.graph_runner import leaf_values
 from frostline.engines.measure import GraphLimits, dry_run
 from frostline.models.artifact import digest_of, header_of, read_prefix, write_prefix
 from frostline.node import Node
 from frostline.node import inspection as inspections
+from frostline.node import operations
 from frostline.node.feature_cache import NodeCache
 from frostline.node.http.requests import BodyReader
 from frostline.node.inspection import Inspector
 from frostline.node.memory import Cancelled
+from frostline.node.operations import Trainings
 from frostline.node.process import start_node
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Tenants
@@ -145,6 +147,74 @@ def test_an_assignment_that_does_not_come_keeps_no_other_tenant_from_training(im
         assert b"no safetensors" in said or b"not a safetensors" in said, "it was started"
         first.close()
         until(lambda: not node.trainings.is_sending("ann"))
+
+
+class EndedTrainer:
+    """A trainer that has said all that it says; what it was told decides whether it left a result."""
+
+    def __init__(self, *_, token, **__):
+        self.has_finished = token == "good"
+
+    def line(self):
+        return b""
+
+    def processor_s(self):
+        return 0.0
+
+    def end(self):
+        pass
+
+    close = end
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Two places for three tenants, and what begins a training of one of them."""
+    monkeypatch.setattr(operations, "BoundedProcess", EndedTrainer)
+    accounts = Tenants([tenant(name) for name in ("ann", "bob", "eve")], Counters())
+    settings = NodeSettings(allow_training=True, trainings=2)
+    trainings = Trainings(settings, lambda _: nullcontext(), lambda *_: None, lambda: accounts.weights)
+
+    def begin(name, token="good"):
+        training = trainings.begin("0" * 64, 0, accounts.account(name))
+        try:
+            training.start("http://here", token)
+        except Overloaded:
+            trainings.end(training)
+            raise
+        return training
+
+    with closing(trainings):
+        yield trainings, accounts, begin
+
+
+def test_a_tenant_that_trains_leaves_others_a_place(trainings):
+    trainings, _, begin = trainings
+    first = begin("ann")
+    with pytest.raises(Overloaded, match="for you"):
+        begin("ann")
+    second = begin("bob")
+    with pytest.raises(Overloaded, match=r"\(2\)"):
+        begin("eve")
+    for training in (first, second):
+        trainings.end(training)
+    trainings.end(begin("ann"))
+
+
+def test_what_a_tenant_trained_is_its_own_and_others_do_not_push_it_out(trainings):
+    trainings, accounts, begin = trainings
+    ann, eve = accounts.account("ann"), accounts.account("eve")
+    trained = begin("ann")
+    trainings.end(trained)
+    for token in ("good", "bad") * 8:
+        trainings.end(begin("eve", token))
+    for stolen in (trainings.result, trainings.stop):
+        with pytest.raises(UnknownTraining):
+            stolen(trained.id, eve)
+    trainings.result(trained.id, ann).close()
+    assert trainings.stop(trained.id, ann) is False
+    with pytest.raises(UnknownTraining):
+        trainings.result(trained.id, ann)
 
 
 def test_a_refused_large_upload_is_not_sent_and_reports_the_reason(images):

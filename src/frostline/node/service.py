@@ -239,7 +239,9 @@ class Node:
         self._cache = NodeCache(settings, roots)
         self._opener = RequestOpener(settings, self._stores, self._prefixes, self._resources)
         self._profiler = Profiler(settings, self._opener, self._resources, self._bridge)
-        self.trainings = Trainings(settings, self._prefixes.pin, self._resources.charge_training)
+        self.trainings = Trainings(
+            settings, self._prefixes.pin, self._resources.charge_training, lambda: self._resources.tenants.weights
+        )
         self.listings = Listings(settings, self._stores)
         self._answers: set[BatchStream] = set()
         self._lock = threading.Lock()
