@@ -30,9 +30,8 @@ from frostline.core.files import FileCache
 from frostline.engines.graph_runner import leaf_values
 from frostline.engines.measure import GraphLimits, dry_run
 from frostline.models.artifact import digest_of, header_of, read_prefix, write_prefix
-from frostline.node import Node
+from frostline.node import Node, operations
 from frostline.node import inspection as inspections
-from frostline.node import operations
 from frostline.node.feature_cache import NodeCache
 from frostline.node.http.requests import BodyReader
 from frostline.node.inspection import Inspector

@@ -379,7 +379,7 @@ class Trainings:
             )
 
     def _surplus(self) -> list[Training]:
-        """Results that are too many, taken out: the oldest of the tenant with most of them, but no tenant's only one."""
+        """Take out results that are too many: the oldest of the tenant with most of them, but no tenant's only one."""
         late = []
         while len(self._kept) > _MAX_KEPT:
             [(tenant, count)] = Counter(training.tenant for training in self._kept.values()).most_common(1)
