@@ -142,7 +142,7 @@ class AuditLog:
         try:
             make_private_folder(self._path.parent)
             self._put_aside(self._path)
-            append_line(self._path, lines.encode())
+            append_line(self._path, lines.encode(), may_be_link=True)
             self._untold = 0
         except OSError as error:
             self._lost += len(values)
