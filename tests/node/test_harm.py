@@ -30,7 +30,7 @@ from frostline.core.files import FileCache
 from frostline.engines.graph_runner import leaf_values
 from frostline.engines.measure import GraphLimits, dry_run
 from frostline.models.artifact import digest_of, header_of, read_prefix, write_prefix
-from frostline.node import Node, operations
+from frostline.node import Node, operations, prefixes
 from frostline.node import inspection as inspections
 from frostline.node.feature_cache import NodeCache
 from frostline.node.http.requests import BodyReader
@@ -239,10 +239,39 @@ def test_a_refused_large_upload_is_not_sent_and_reports_the_reason(images):
     assert node.statistics().tenants["ann"].totals.refused_quota == 1
 
 
+def test_an_upload_that_is_announced_leaves_others_half_of_the_memory_for_work(images):
+    with node_for(images, tenant("ann"), tenant("bob")) as node, ExitStack() as stack:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+        total = node.statistics().memory["work"].total_bytes
+        # It would be held until the bytes have come, at 64 KiB a second.
+        with pytest.raises(OverBudget, match=r"tenant ann may hold 6\.29 MB here"):
+            stack.enter_context(node.upload("1" * 64, (total - (3 << 20)) * 8 // 9, ann)).begin()
+        most = (total // 2 - (3 << 20)) * 8 // 9
+        stack.enter_context(node.upload("2" * 64, most, ann)).begin(longest_s=0.01)
+        stack.enter_context(node.upload("3" * 64, most, bob)).begin(longest_s=0.01)
+
+
+def test_a_graph_that_needs_more_than_most_waits_for_no_memory(images, monkeypatch):
+    monkeypatch.setattr(prefixes, "_USUAL_PARSED", 1000)
+    with node_for(images, tenant("ann"), tenant("bob")) as node, ExitStack() as stack:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+        total = node.statistics().memory["work"].total_bytes
+        first, second = (stack.enter_context(node.upload(name * 64, 1 << 20, ann)) for name in "12")
+        first.begin()
+        held = node.statistics().memory["work"].reserved_bytes
+        first.write((50_000).to_bytes(8, "little"))
+        assert node.statistics().memory["work"].reserved_bytes == held + 50_000 * 30 - 1000
+        second.begin()
+        other = stack.enter_context(node.upload("3" * 64, (total // 2 - 1000) * 8 // 9, bob))
+        other.begin()
+        with pytest.raises(Overloaded, match="no memory for the prefix's graph"):
+            second.write((100_000).to_bytes(8, "little"))
+
+
 def test_an_upload_without_memory_is_refused_and_frees_its_slot(images):
     with node_for(images, tenant("ann"), tenant("bob")) as node:
         ann = node.identify(token_of("ann"))
-        length = MEMORY // 24  # the memory that a tenant has for work holds one such, and not two
+        length = MEMORY // 40  # the memory that a tenant has for work holds one such, and not two
         with node.upload("1" * 64, length, ann) as first:
             first.begin()
             with node.upload("2" * 64, length, ann) as second, pytest.raises(Overloaded, match="memory") as refused:
@@ -280,7 +309,8 @@ def upload(node, artifact, account, longest_s=60):
 def test_a_tenant_at_its_limit_leaves_memory_for_the_weights_of_others(images):
     # Eighteen megabytes for weights, and each takes seven.
     first, second = (artifact_of(small_network(width=width, side=16)) for width in (440, 441))
-    with node_for(images, tenant("ann"), tenant("bob"), device_batch=8) as node:
+    tenants = (tenant(name, work_bytes=12 << 20) for name in ("ann", "bob"))  # to read them; else it would be six
+    with node_for(images, *tenants, device_batch=8) as node:
         ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
         upload(node, first, ann)
         answer = node.features(request(images, 2, first[0], side=16), node.admit(0, ann))
