@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
@@ -42,6 +43,7 @@ from frostline.node.statistics import Counters
 from frostline.node.tenants import Tenants
 from frostline.node.torch_bridge import TorchBridge
 from frostline.node.trials.queue import TrialQueue
+from frostline.preprocess.decoders import Decoders
 from frostline.wire.connection import address_of
 from frostline.wire.messages import ProfileRequest
 from support.hostile import X, after, artifact, attacks, chain, node, peak_bytes, put
@@ -296,6 +298,38 @@ def test_refuses_a_body_that_comes_byte_by_byte_and_names_the_option(silence_s, 
 
     with pytest.raises(BadRequest, match=said):
         anyio.run(read)
+
+
+def test_samples_that_decode_for_long_leave_others_half_of_the_memory_and_of_the_threads(images, monkeypatch):
+    go, decode = threading.Event(), Decoders.decode_into
+
+    def held(self, *args, tenant, **kwargs):
+        if tenant == "ann":
+            assert go.wait(60)
+        return decode(self, *args, tenant=tenant, **kwargs)
+
+    monkeypatch.setattr(Decoders, "decode_into", held)
+    many = make_images(images.parent / "many", 24)
+    with Node(
+        NodeSettings(memory_bytes=MEMORY, tenants=(tenant("ann"), tenant("bob"))), (images.parent.as_uri(),)
+    ) as node:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+
+        def answered(folder, account):
+            with closing(node.features(request(folder, 1), node.admit(0, account))) as answer:
+                return len(joined(answer)[0])
+
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(answered, many, ann)
+            try:
+                until(lambda: node.statistics().memory["decode"].waiting)
+                memory = node.statistics().memory["decode"]
+                assert 0 < memory.reserved_bytes <= memory.total_bytes // 2
+                assert answered(images, bob) == 6
+                assert not slow.done()
+            finally:
+                go.set()
+            assert slow.result(60) == 24
 
 
 def upload(node, artifact, account, longest_s=60):

@@ -411,7 +411,7 @@ class RequestOpener:
         """
         store = self.store(request, preprocess, account) if sent is None else sent
         decoding = SharedDecoder(
-            memory=self._memory,
+            memory=RequestMemory(self._memory, partial(account.decode_claim, self._memory.total_bytes)),
             slots=self._decoders,
             counters=counters,
             reads=self.reads,
