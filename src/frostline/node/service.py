@@ -263,7 +263,7 @@ class Node:
             memory_bytes=self._settings.memory_bytes,
             roots=self._stores.allowed_roots(None if asker is None else asker.settings.roots),
             cores=usable_cores(),
-            trouble=self.trouble(),
+            trouble=self.trouble(asker),
             decoding=self._decoding(),
         )
 
@@ -274,11 +274,11 @@ class Node:
         confined_by = decoders.statistics().confined_by
         return f"apart, confined by {confined_by}" if confined_by else "apart"
 
-    def trouble(self) -> str:
-        """Why the node should be asked for nothing now; empty where it is fine. Waits for nothing."""
+    def trouble(self, asker: Account | None = None) -> str:
+        """Why an account, or anybody, should ask the node for nothing now; empty where it may. Waits for nothing."""
         if self._resources.gate.is_draining:
             return "draining"
-        return self._opener.reads.trouble()
+        return self._opener.trouble(asker)
 
     def not_ready(self) -> str:
         """Why no new requests should come; empty where they may. It may wait for a disk that hangs.
@@ -290,7 +290,11 @@ class Node:
             return trouble
         if self._resources.gate.is_full:
             return "as many requests are under way as may be"
-        return self._stores.unreadable_reason()
+        reason = self._stores.unreadable_reason()
+        # Whoever reaches the port may ask.
+        return (
+            "a folder that it serves cannot be listed" if reason and self._resources.tenants.has_strangers else reason
+        )
 
     def drain(self) -> None:
         """Take no more requests, and say so; those under way go on."""
