@@ -141,6 +141,24 @@ def test_a_place_that_takes_no_audit_log_is_refused_in_a_sentence(tmp_path):
     assert (tmp_path / "new/audit.jsonl").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_clock_that_is_set_back_holds_no_sums_back(tmp_path):
+    clock, path = Clock(), tmp_path / "audit.jsonl"
+    log = AuditLog(path, clock)
+    for back_s in (0, 0, 86_400, 0):
+        clock.now_s -= back_s
+        log.note("read", tenant="ann", samples=1)
+    log.note("read", tenant="ann", samples=1)
+    clock.now_s += 60
+    log.note("read", tenant="bob", samples=1)
+    assert [(line["tenant"], line["times"]) for line in lines(path)] == [
+        ("ann", 1),
+        ("ann", 1),
+        ("ann", 1),
+        ("ann", 2),
+        ("bob", 1),
+    ]
+
+
 def test_none_writes_nothing(tmp_path):
     log = AuditLog(None)
     log.note("read")

@@ -79,7 +79,7 @@ class AuditLog:
         said = {"event": event, **{name: printable(str(value))[:_MAX_TEXT] for name, value in about.items() if value}}
         tenant = said.get("tenant", "")
         with self._lock:
-            if self._clock() >= self._since_s + _EVERY_S:
+            if self._is_past(self._since_s):
                 self._settle()
             if tuple(sorted(said.items())) not in self._sums and self._kinds[tenant] >= _MAX_KINDS:
                 who = {"tenant": tenant} if tenant else {}
@@ -147,9 +147,13 @@ class AuditLog:
         except OSError as error:
             self._lost += len(values)
             self._untold += len(values)
-            if self._clock() >= self._said_at_s + _EVERY_S:
+            if self._is_past(self._said_at_s):
                 self._said_at_s = self._clock()
                 _LOG.error("the audit log %s cannot be written, %d lines are lost: %s", self._path, self._lost, error)
+
+    def _is_past(self, since_s: float) -> bool:
+        """Whether a minute has passed, or the clock was set back behind its beginning."""
+        return not 0 <= self._clock() - since_s < _EVERY_S
 
     @staticmethod
     def _put_aside(path: Path) -> None:

@@ -385,7 +385,7 @@ class Trainings:
             [(tenant, count)] = Counter(training.tenant for training in self._kept.values()).most_common(1)
             if count == 1:
                 break
-            late.append(self._kept.pop(next(name for name, one in self._kept.items() if one.tenant == tenant)))
+            late.append(self._kept.pop(next(name for name, kept in self._kept.items() if kept.tenant == tenant)))
         return late
 
     def _take_place(self, tenant: str, held: ExitStack) -> None:

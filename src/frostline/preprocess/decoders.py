@@ -14,6 +14,7 @@ import math
 import mmap
 import os
 import re
+import select
 import signal
 import socket
 import struct
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -70,6 +71,8 @@ _SLACK_BYTES, _TOKENIZER_BYTES = 64 << 20, 1 << 30
 _KEPT_TOKENIZERS = 4
 # Children that wait for a sample: as many tenants as ask at once have one each, of a few megabytes of its own.
 _KEPT_CHILDREN = 16
+# Milliseconds without a sample after which a child gives back what it has freed: it would keep tens of megabytes.
+_RESTS_MS = 300
 _ENVIRONMENT = {
     # Threads of other libraries would not survive the forks, and cannot be started in children.
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
@@ -640,9 +643,14 @@ def _serve(peer: socket.socket, memory_bytes: int) -> NoReturn:
     figures = os.open("/proc/self/statm", os.O_RDONLY)
     bounds = _Bounds(figures, memory_bytes)
     with contextlib.suppress(BaseException):
+        trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", int)  # glibc's
+        messages = select.poll()
+        messages.register(peer, select.POLLIN)
         peer.send(json.dumps({"pid": os.getpid(), "by": confine()}).encode())
         memory = mmap.mmap(-1, _PAGE)
         while True:
+            if not messages.poll(_RESTS_MS):
+                trim(0)
             said, files, _, _ = socket.recv_fds(peer, _MESSAGE_BYTES, 1)
             if not said:
                 break
