@@ -360,6 +360,10 @@ class RequestOpener:
         count = sum(bool(watch.trouble()) for watch in watched.values())
         return own or (f"stores of {count} tenants cannot be read" if count > 1 else "")
 
+    def decode_memory(self, account: Account) -> RequestMemory:
+        """A tenant's access to the memory for decoding."""
+        return RequestMemory(self._memory, partial(account.decode_claim, self._memory.total_bytes))
+
     def decode_apart(self, account: Account) -> Callable[..., tuple[int, float]] | None:
         """``Decoders.decode_into`` in processes of a tenant; None where samples are decoded in this one."""
         decoders = self.decoders
@@ -431,7 +435,7 @@ class RequestOpener:
         """
         store = self.store(request, preprocess, account) if sent is None else sent
         decoding = SharedDecoder(
-            memory=RequestMemory(self._memory, partial(account.decode_claim, self._memory.total_bytes)),
+            memory=self.decode_memory(account),
             slots=self._decoders,
             counters=counters,
             reads=self._reads_of(account),

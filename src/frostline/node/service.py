@@ -461,7 +461,8 @@ class Node:
         admission.account.check_may("compute", wanted.model)
         with self._prefixes.pin(wanted.model, asker=admission.account) as resident:
             most, scope = max_numbers(self._settings.memory_bytes), self.cancel_scope()
-            memory, apart = self._pools["decode"], self._opener.decode_apart(admission.account)
+            account = admission.account
+            memory, apart = self._opener.decode_memory(account), self._opener.decode_apart(account)
             inputs = embedding_inputs(wanted, resident, most, memory, scope.is_cancelled, apart)
         return self.features(inputs.request, admission, sent=inputs.sent), inputs
 

@@ -1,6 +1,6 @@
 """Decides whose sample is decoded next: those that take long hold up others of their own tenant alone. Pure."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class DecodingTurns:
         self._turns: dict[int, _Turn] = {}
         self._next = 0
         # Start-time fair queueing (Goyal et al., 1996): seconds so far, which begin no lower than the last start.
-        self._spent_s: Counter[str] = Counter()
+        self._spent_s: defaultdict[str, float] = defaultdict(float)
         self._floor_s = 0.0
         self._seen_s: dict[str, float] = {}
         self._is_slow: dict[str, bool] = {}
