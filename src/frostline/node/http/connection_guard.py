@@ -372,7 +372,7 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._is_in_head and self._is_head_too_large():
                 self._refuse(*self._too_large())
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """See ``asyncio.Protocol``; the answer to a whole request has a moment: its client may read on, or be gone.
 
         Who goes while an answer comes is gone.
