@@ -51,7 +51,7 @@ from frostline.core.config import (
 from frostline.core.errors import FrostlineError, SampleError
 from frostline.core.events import Event, MeasurementFailed, Observer, SetupWarning, WeightsLoaded
 from frostline.core.files import make_private_folder
-from frostline.core.system import __version__, usable_cores, usable_memory_bytes
+from frostline.core.system import __version__, max_open_files, usable_cores, usable_memory_bytes
 from frostline.core.units import in_bytes, in_samples_per_s, in_seconds
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import reader_of
@@ -233,7 +233,7 @@ def _available_bytes(root: Path) -> int | None:
 
 
 def _open_files() -> Iterator[Finding]:
-    soft = _max_open_files()
+    soft = max_open_files()
     if 0 <= soft < _MIN_FILES:
         yield Finding(
             part="machine",
@@ -241,15 +241,6 @@ def _open_files() -> Iterator[Finding]:
             says=f"a process may have {soft} files and connections open, and a wide window takes hundreds",
             mend=f"ulimit -n {4 * _MIN_FILES}",
         )
-
-
-def _max_open_files() -> int:
-    """Of this process; -1 where nobody counts them."""
-    try:
-        import resource
-    except ImportError:  # it is Unix's
-        return -1
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def _accelerator(root: Path) -> Iterator[Finding]:

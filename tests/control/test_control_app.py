@@ -7,20 +7,24 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from frostline.control.app import ControlPlane
 from frostline.control.messages import ControlAnswer, ControlledStage
 from frostline.control.settings import read_control_settings
 from frostline.control.shares import Amounts
 from frostline.core.errors import SettingError
 from frostline.wire.connection import address_of
+from support.control_planes import Clock, control_plane
 
 COMMAND = (sys.executable, "-P", "-c", "from frostline.cli import main; main()")
 PLAIN = "[capacity]\nbytes_per_s = 1000\nrequests = 64\n"
@@ -103,6 +107,28 @@ def test_tenants_share_by_weight_and_see_their_own(with_tenants):
     assert {stage["tenant"] for stage in seen["ann"]["stages"]} == {"ann", "bob"}
     assert {stage["tenant"] for stage in seen["bob"]["stages"]} == {"bob"}
     assert seen["bob"]["held"] is None
+
+
+def test_a_stage_that_reports_does_not_wait_for_views(tmp_path, monkeypatch):
+    begun, go = threading.Event(), threading.Event()
+
+    def slow_view(*_, **__):
+        begun.set()
+        assert go.wait(60)
+        return {}
+
+    monkeypatch.setattr(ControlPlane, "view", slow_view)
+    with (
+        control_plane(tmp_path, Clock(), bytes_per_s=1000.0) as (url, _),
+        ThreadPoolExecutor(1) as threads,
+    ):
+        viewer = threads.submit(sent, url, "/v1/view")
+        assert begun.wait(60)
+        try:
+            assert exchange(url, ControlledStage(stage="a", job="a")) == 1000
+        finally:
+            go.set()
+        assert viewer.result(60) == (200, {})
 
 
 def test_strangers_are_refused_before_anything_is_read(with_tenants):

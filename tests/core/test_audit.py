@@ -2,11 +2,15 @@
 
 import json
 import logging
+import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from frostline.core import audit
 from frostline.core.audit import AuditLog
+from frostline.core.errors import SettingError
 
 
 class Clock:
@@ -72,6 +76,23 @@ def test_a_flood_of_different_things_takes_bounded_space(tmp_path, monkeypatch):
     assert any("others" in line and line["times"] > 4000 for line in lines(path))
 
 
+def test_no_flood_hides_who_did_what(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "_MAX_KINDS", 8)
+    path = tmp_path / "audit.jsonl"
+    log = AuditLog(path)
+    for number in range(100):
+        log.note("refused", address=f"10.0.0.{number}")
+        log.note("read", tenant="eve", data=f"file:///decoy/{number}", samples=1)
+    log.note("read", tenant="ann", data="file:///a", samples=1)
+    log.note("read", tenant="eve", data="file:///secret", samples=7)
+    log.close()
+    found = lines(path)
+    assert [line["data"] for line in found if line.get("tenant") == "ann"] == ["file:///a"]
+    assert sum(line["samples"] for line in found if line.get("tenant") == "eve") == 107
+    assert sum(line["times"] for line in found) == 202
+    assert len(found) < 32
+
+
 def test_names_of_others_stay_on_their_line(tmp_path):
     path = tmp_path / "audit.jsonl"
     log = AuditLog(path)
@@ -92,6 +113,50 @@ def test_a_disk_that_is_full_is_said_and_what_was_lost_is_counted(caplog):
     assert len(said) == 2
     assert "the audit log /dev/full cannot be written, 1 lines are lost" in said[0]
     assert "101 lines are lost: [Errno 28] No space left on device" in said[1]
+
+
+def test_a_log_that_can_be_written_again_says_how_many_lines_it_lacks(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    path.mkdir()
+    log = AuditLog(path)
+    for number in range(3):
+        log.write_change("change", number=number)
+    path.rmdir()
+    for number in range(3, 5):
+        log.write_change("change", number=number)
+    assert [(line["event"], line.get("lines"), line.get("number")) for line in lines(path)] == [
+        ("lost", 3, None),
+        ("change", None, 3),
+        ("change", None, 4),
+    ]
+
+
+def test_a_place_that_takes_no_audit_log_is_refused_in_a_sentence(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "pipe", tmp_path / "file/a"):
+        with pytest.raises(SettingError, match=f"cannot write.*{place}: (it is no regular file|File exists)"):
+            AuditLog(place).require()
+    AuditLog(tmp_path / "new/audit.jsonl").require()
+    assert (tmp_path / "new/audit.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_clock_that_is_set_back_holds_no_sums_back(tmp_path):
+    clock, path = Clock(), tmp_path / "audit.jsonl"
+    log = AuditLog(path, clock)
+    for back_s in (0, 0, 86_400, 0):
+        clock.now_s -= back_s
+        log.note("read", tenant="ann", samples=1)
+    log.note("read", tenant="ann", samples=1)
+    clock.now_s += 60
+    log.note("read", tenant="bob", samples=1)
+    assert [(line["tenant"], line["times"]) for line in lines(path)] == [
+        ("ann", 1),
+        ("ann", 1),
+        ("ann", 1),
+        ("ann", 2),
+        ("bob", 1),
+    ]
 
 
 def test_none_writes_nothing(tmp_path):

@@ -14,7 +14,7 @@ from frostline.control.changes import ControlEvent
 from frostline.control.settings import read_control_settings
 from frostline.control.store import RecordStore
 from frostline.core.errors import SettingError
-from frostline.core.files import make_private_folder
+from frostline.core.files import append_line, make_private_folder
 from frostline.datasets import source
 from frostline.datasets.check import CheckedRows, CheckProgress
 from frostline.datasets.dataset import Dataset
@@ -159,3 +159,14 @@ def test_a_folder_that_is_there_keeps_its_rights(tmp_path):
 def test_a_users_own_folder_is_written_as_the_users_mask_says(tmp_path):
     FolderStore(str(tmp_path)).write("a/b.jpg", b"x")
     assert modes(tmp_path)[str(tmp_path / "a" / "b.jpg")] == 0o644
+
+
+def test_a_line_is_not_written_through_a_link_that_somebody_put_there_unless_its_user_named_it(tmp_path):
+    owned, link = tmp_path / "owned", tmp_path / "steps.jsonl"
+    owned.write_bytes(b"mine\n")
+    link.symlink_to(owned)
+    with pytest.raises(OSError, match="symbolic links"):
+        append_line(link, b"theirs\n")
+    assert owned.read_bytes() == b"mine\n"
+    append_line(link, b"a log\n", may_be_link=True)
+    assert owned.read_bytes() == b"mine\na log\n"

@@ -66,6 +66,20 @@ def outcome(tokens, token, address):
         return type(error).__name__
 
 
+def test_a_log_names_few_of_many_addresses_that_guess_in_a_minute(caplog):
+    clock = Clock()
+    tokens = table(holder("ann", "anns"), monotonic=clock)
+    for minute in range(2):
+        for number in range(300):
+            outcome(tokens, "guess", f"127.{minute}.{number >> 8}.{number & 255}")
+        clock.now_s += 60.0
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 * 17
+    assert said[0] == "wrong tokens from 127.0.0.0: 1 since the last such line"
+    assert said[16] == "wrong tokens from more addresses than are named in a minute: 17 in all"
+    assert said[33] == "wrong tokens from more addresses than are named in a minute: 317 in all"
+
+
 def test_an_address_that_guesses_is_told_little_and_whoever_was_known_there_goes_on(caplog):
     clock = Clock()
     tokens = table(holder("ann", "anns"), holder("bob", "bobs"), monotonic=clock)

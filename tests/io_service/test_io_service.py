@@ -2,10 +2,11 @@
 
 import os
 import pickle
+import resource
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
 import pytest
@@ -271,6 +272,37 @@ def test_a_session_that_sends_nonsense_gets_a_sentence_and_may_go_on(node, image
         session.sendall(b"\xff" * 160)  # records of what was never lent
         with closing(IoTransport(url, SETTINGS)) as one:
             assert len(joined(one.features(asked(images)))[0]) == COUNT
+
+
+def test_a_flood_of_connections_that_takes_all_descriptors_leaves_a_service_that_hears_others(node, images):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def connect_all(flood):
+        while True:
+            flood.enter_context(socket.socket(socket.AF_UNIX)).connect("\0" + url.removeprefix("unix:@"))
+
+    with serving(LocalTransport(node)) as (_, url), jobs(url, 1) as (one,):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() + 32, hard))
+        try:
+            with ExitStack() as flood, pytest.raises(OSError, match="Too many open files"):
+                connect_all(flood)
+            assert len(joined(one.features(asked(images)))[0]) == COUNT
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_connection_for_which_there_is_no_thread_is_closed_and_the_next_is_served(node, images, monkeypatch, caplog):
+    def no_thread(_):
+        monkeypatch.undo()
+        raise RuntimeError("can't start new thread")
+
+    with serving(LocalTransport(node)) as (_, url), jobs(url, 1) as (one,):
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+        with socket.socket(socket.AF_UNIX) as refused:
+            refused.connect("\0" + url.removeprefix("unix:@"))
+            assert refused.recv(1) == b""
+        assert len(joined(one.features(asked(images)))[0]) == COUNT
+    assert "cannot take a connection: can't start new thread" in caplog.text
 
 
 def test_reports_another_version(node):

@@ -195,6 +195,24 @@ def test_a_reader_that_takes_nothing_is_closed(images, caplog):
         assert "whose reader took no answer" in caplog.text
 
 
+def test_who_sends_no_more_is_answered_and_an_answer_without_an_end_is_ended(images):
+    events = b"GET /v1/statistics HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
+    with node_with(images, half_s=0.4) as url:
+        for sent in (HEALTH, HEALTH * 3):
+            with connection(url, sent) as peer:
+                peer.shutdown(socket.SHUT_WR)
+                found = b"".join(iter(lambda peer=peer: peer.recv(1 << 16), b""))
+                assert found.count(b"HTTP/1.1 200 ") == sent.count(b"GET")
+        with connection(url, events) as peer, connection(url, b"GET /v1/he") as unfinished:
+            for half in (peer, unfinished):
+                half.shutdown(socket.SHUT_WR)
+            assert is_closed(unfinished)
+            began = time.monotonic()
+            found = b"".join(iter(lambda: peer.recv(1 << 16), b""))
+            assert found.startswith(b"HTTP/1.1 200 ")
+            assert time.monotonic() - began < 20
+
+
 def test_who_leaves_with_requests_waiting_ends_the_answer_under_way(images):
     events = b"GET /v1/statistics HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
     with node_with(images) as url:

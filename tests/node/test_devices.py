@@ -36,6 +36,7 @@ from frostline.wire.messages import ProfileRequest
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.nodes import artifact_of, is_idle, joined, make_images, request, samples_of, small_network, within_budget
+from support.tenants import tenant
 
 RUN_ROWS = 8
 
@@ -165,6 +166,30 @@ def test_the_last_device_stays():
         broken.set()
         with pytest.raises(UnsafeArtifact):
             made.run(1.0)
+        assert made.devices.in_service() == (1,)
+
+
+def test_a_tenant_whose_work_is_made_to_fail_takes_a_device_from_itself_alone(caplog):
+    tenants = Tenants([tenant("ann"), tenant("bob"), tenant("boss", sees_all=True)], Counters())
+    fails = {1.0}
+    with bench(Simulated(lambda inputs: inputs.flat[0] in fails), Simulated()) as made:
+
+        def runs_on_the_first(name, value):
+            made.account, before = tenants.account(name), sum(made.engines[0].runs.values())
+            assert set(made.run(value).ravel().tolist()) == {value * 10}
+            return sum(made.engines[0].runs.values()) - before
+
+        assert runs_on_the_first("ann", 1.0) == 1
+        assert "gets no more work of ann until" in caplog.messages[-1]
+        assert runs_on_the_first("ann", 2.0) == 0
+        assert runs_on_the_first("bob", 2.0) == 1
+        assert made.devices.in_service() == (0, 1)
+        assert runs_on_the_first("bob", 1.0) == 1
+        assert "gets no more work until" in caplog.messages[-1]
+        assert made.devices.in_service() == (1,)
+    with bench(Simulated(lambda _: True), Simulated()) as made:
+        made.account = tenants.account("boss")
+        made.run(1.0)
         assert made.devices.in_service() == (1,)
 
 

@@ -15,7 +15,8 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack, closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 
 import anyio
@@ -25,22 +26,24 @@ from starlette.requests import Request
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnsafeArtifact
+from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownTraining, UnsafeArtifact
 from frostline.core.files import FileCache
 from frostline.engines.graph_runner import leaf_values
 from frostline.engines.measure import GraphLimits, dry_run
 from frostline.models.artifact import digest_of, header_of, read_prefix, write_prefix
-from frostline.node import Node
+from frostline.node import Node, operations, prefixes
 from frostline.node import inspection as inspections
 from frostline.node.feature_cache import NodeCache
 from frostline.node.http.requests import BodyReader
 from frostline.node.inspection import Inspector
 from frostline.node.memory import Cancelled
+from frostline.node.operations import Trainings
 from frostline.node.process import start_node
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Tenants
 from frostline.node.torch_bridge import TorchBridge
 from frostline.node.trials.queue import TrialQueue
+from frostline.preprocess.decoders import Decoders
 from frostline.wire.connection import address_of
 from frostline.wire.messages import ProfileRequest
 from support.hostile import X, after, artifact, attacks, chain, node, peak_bytes, put
@@ -147,6 +150,74 @@ def test_an_assignment_that_does_not_come_keeps_no_other_tenant_from_training(im
         until(lambda: not node.trainings.is_sending("ann"))
 
 
+class EndedTrainer:
+    """A trainer that has said all that it says; what it was told decides whether it left a result."""
+
+    def __init__(self, *_, token, **__):
+        self.has_finished = token == "good"
+
+    def line(self):
+        return b""
+
+    def processor_s(self):
+        return 0.0
+
+    def end(self):
+        pass
+
+    close = end
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    """Two places for three tenants, and what begins a training of one of them."""
+    monkeypatch.setattr(operations, "BoundedProcess", EndedTrainer)
+    accounts = Tenants([tenant(name) for name in ("ann", "bob", "eve")], Counters())
+    settings = NodeSettings(allow_training=True, trainings=2)
+    trainings = Trainings(settings, lambda _: nullcontext(), lambda *_: None, lambda: accounts.weights)
+
+    def begin(name, token="good"):
+        training = trainings.begin("0" * 64, 0, accounts.account(name))
+        try:
+            training.start("http://here", token)
+        except Overloaded:
+            trainings.end(training)
+            raise
+        return training
+
+    with closing(trainings):
+        yield trainings, accounts, begin
+
+
+def test_a_tenant_that_trains_leaves_others_a_place(trainings):
+    trainings, _, begin = trainings
+    first = begin("ann")
+    with pytest.raises(Overloaded, match="for you"):
+        begin("ann")
+    second = begin("bob")
+    with pytest.raises(Overloaded, match=r"\(2\)"):
+        begin("eve")
+    for training in (first, second):
+        trainings.end(training)
+    trainings.end(begin("ann"))
+
+
+def test_what_a_tenant_trained_is_its_own_and_others_do_not_push_it_out(trainings):
+    trainings, accounts, begin = trainings
+    ann, eve = accounts.account("ann"), accounts.account("eve")
+    trained = begin("ann")
+    trainings.end(trained)
+    for token in ("good", "bad") * 8:
+        trainings.end(begin("eve", token))
+    for stolen in (trainings.result, trainings.stop):
+        with pytest.raises(UnknownTraining):
+            stolen(trained.id, eve)
+    trainings.result(trained.id, ann).close()
+    assert trainings.stop(trained.id, ann) is False
+    with pytest.raises(UnknownTraining):
+        trainings.result(trained.id, ann)
+
+
 def test_a_refused_large_upload_is_not_sent_and_reports_the_reason(images):
     """Else its sender might see a broken connection, after minutes on a slow link."""
     large = bytes(8 << 20)
@@ -170,10 +241,39 @@ def test_a_refused_large_upload_is_not_sent_and_reports_the_reason(images):
     assert node.statistics().tenants["ann"].totals.refused_quota == 1
 
 
+def test_an_upload_that_is_announced_leaves_others_half_of_the_memory_for_work(images):
+    with node_for(images, tenant("ann"), tenant("bob")) as node, ExitStack() as stack:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+        total = node.statistics().memory["work"].total_bytes
+        # It would be held until the bytes have come, at 64 KiB a second.
+        with pytest.raises(OverBudget, match=r"tenant ann may hold 6\.29 MB here"):
+            stack.enter_context(node.upload("1" * 64, (total - (3 << 20)) * 8 // 9, ann)).begin()
+        most = (total // 2 - (3 << 20)) * 8 // 9
+        stack.enter_context(node.upload("2" * 64, most, ann)).begin(longest_s=0.01)
+        stack.enter_context(node.upload("3" * 64, most, bob)).begin(longest_s=0.01)
+
+
+def test_a_graph_that_needs_more_than_most_waits_for_no_memory(images, monkeypatch):
+    monkeypatch.setattr(prefixes, "_USUAL_PARSED", 1000)
+    with node_for(images, tenant("ann"), tenant("bob")) as node, ExitStack() as stack:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+        total = node.statistics().memory["work"].total_bytes
+        first, second = (stack.enter_context(node.upload(name * 64, 1 << 20, ann)) for name in "12")
+        first.begin()
+        held = node.statistics().memory["work"].reserved_bytes
+        first.write((50_000).to_bytes(8, "little"))
+        assert node.statistics().memory["work"].reserved_bytes == held + 50_000 * 30 - 1000
+        second.begin()
+        other = stack.enter_context(node.upload("3" * 64, (total // 2 - 1000) * 8 // 9, bob))
+        other.begin()
+        with pytest.raises(Overloaded, match="no memory for the prefix's graph"):
+            second.write((100_000).to_bytes(8, "little"))
+
+
 def test_an_upload_without_memory_is_refused_and_frees_its_slot(images):
     with node_for(images, tenant("ann"), tenant("bob")) as node:
         ann = node.identify(token_of("ann"))
-        length = MEMORY // 24  # the memory that a tenant has for work holds one such, and not two
+        length = MEMORY // 40  # the memory that a tenant has for work holds one such, and not two
         with node.upload("1" * 64, length, ann) as first:
             first.begin()
             with node.upload("2" * 64, length, ann) as second, pytest.raises(Overloaded, match="memory") as refused:
@@ -200,6 +300,38 @@ def test_refuses_a_body_that_comes_byte_by_byte_and_names_the_option(silence_s, 
         anyio.run(read)
 
 
+def test_samples_that_decode_for_long_leave_others_half_of_the_memory_and_of_the_threads(images, monkeypatch):
+    go, decode = threading.Event(), Decoders.decode_into
+
+    def held(self, *args, tenant, **kwargs):
+        if tenant == "ann":
+            assert go.wait(60)
+        return decode(self, *args, tenant=tenant, **kwargs)
+
+    monkeypatch.setattr(Decoders, "decode_into", held)
+    many = make_images(images.parent / "many", 24)
+    with Node(
+        NodeSettings(memory_bytes=MEMORY, tenants=(tenant("ann"), tenant("bob"))), (images.parent.as_uri(),)
+    ) as node:
+        ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
+
+        def answered(folder, account):
+            with closing(node.features(request(folder, 1), node.admit(0, account))) as answer:
+                return len(joined(answer)[0])
+
+        with ThreadPoolExecutor(1) as pool:
+            slow = pool.submit(answered, many, ann)
+            try:
+                until(lambda: node.statistics().memory["decode"].waiting)
+                memory = node.statistics().memory["decode"]
+                assert 0 < memory.reserved_bytes <= memory.total_bytes // 2
+                assert answered(images, bob) == 6
+                assert not slow.done()
+            finally:
+                go.set()
+            assert slow.result(60) == 24
+
+
 def upload(node, artifact, account, longest_s=60):
     digest, body = artifact
     with node.upload(digest, len(body), account) as upload:
@@ -211,7 +343,8 @@ def upload(node, artifact, account, longest_s=60):
 def test_a_tenant_at_its_limit_leaves_memory_for_the_weights_of_others(images):
     # Eighteen megabytes for weights, and each takes seven.
     first, second = (artifact_of(small_network(width=width, side=16)) for width in (440, 441))
-    with node_for(images, tenant("ann"), tenant("bob"), device_batch=8) as node:
+    tenants = (tenant(name, work_bytes=12 << 20) for name in ("ann", "bob"))  # to read them; else it would be six
+    with node_for(images, *tenants, device_batch=8) as node:
         ann, bob = (node.identify(token_of(name)) for name in ("ann", "bob"))
         upload(node, first, ann)
         answer = node.features(request(images, 2, first[0], side=16), node.admit(0, ann))

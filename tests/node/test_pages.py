@@ -390,6 +390,7 @@ def test_answers_that_nobody_reads_are_few_and_end(monkeypatch):
         with pytest.raises(Overloaded, match="too many answers"):
             await live.answer(asked("*/*"), "ann")
         held += [await live.answer(asked("*/*"), ("bob", page), "bob") for page in range(16)]
+        held.append(await live.answer(asked("*/*"), "cat"))  # of which nobody takes the first
         with pytest.raises(Overloaded, match="too many answers"):
             await live.answer(asked("*/*"), "cat")
 

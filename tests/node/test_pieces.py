@@ -15,7 +15,7 @@ from torch import nn
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
-from frostline.core.errors import BadRequest, OverBudget, Overloaded, UnknownPrefix
+from frostline.core.errors import BadRequest, OverBudget, UnknownPrefix
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import read_prefix
 from frostline.node import Node
@@ -24,6 +24,7 @@ from frostline.node.known_weights import KnownWeights, weight_files
 from frostline.node.torch_bridge import TorchBridge
 from frostline.wire.pieces import MEDIA_TYPE, MIN_BYTES, Piece, names_from_json, pieces_from_json, pieces_of, without
 from support.nodes import artifact_of, make_images, request, samples_of, served, small_network
+from support.tenants import tenant, token_of
 
 PATH = "/v1/prefixes/"
 
@@ -181,16 +182,17 @@ def test_what_comes_in_pieces_takes_no_more_memory_than_was_reserved(opened):
 
 
 def test_pieces_that_were_evicted_after_the_question_cost_one_more_round(opened, monkeypatch):
-    node, transport = opened()
+    # A quota for one of them.
+    ann = tenant("ann", weight_bytes=len(FIRST[1]) + 1000)
+    node, transport = opened(token_of("ann"), tenants=(ann,))
     transport.put_prefix(*FIRST)
     rounds, held = [], node.held_pieces
 
     def asked(account=None):
         found = held(account)
         if not rounds:
-            weights = node.statistics().memory["weights"].total_bytes
-            with node.upload("1" * 64, weights * 9 // 10) as large, suppress(OverBudget, Overloaded):
-                large.begin()
+            with node.upload("1" * 64, len(FIRST[1]), account) as other:
+                other.begin()
         rounds.append(found)
         return found
 

@@ -18,6 +18,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -48,6 +49,7 @@ from support.nodes import (
     joined,
     make_images,
     request,
+    samples_of,
     served,
     small_network,
     until,
@@ -134,6 +136,32 @@ def test_a_tenant_sees_its_own_statistics_and_an_overseer_everybodys(images):
         assert 'frostline_node_tenant_samples_total{tenant="bob"} 6.0' in metrics
         assert 'frostline_node_tenant_weight{tenant="bob"} 2.0' in metrics
         assert "ann" not in metrics
+
+
+def test_what_a_tenant_cannot_read_is_told_to_nobody_else_and_keeps_nobody_else_away(images):
+    known = tenant("ann"), tenant("bob"), tenant("eve")
+    missing = replace(samples_of(images), objects=[f"patients/{number}.jpg" for number in range(6)])
+    with client_of(node_for(images, *known)) as client:
+
+        def ask_for_what_is_missing(name):
+            for _ in range(2):  # eight in a row are suspicious
+                message = request(images, 1, samples=missing).to_json()
+                client.post("/v1/features", json=message, headers=header(name))
+
+        def trouble(name):
+            return client.get("/v1/health", headers=header(name)).json()["trouble"]
+
+        ask_for_what_is_missing("ann")
+        assert trouble("ann").startswith("it could not read the last 12 samples, such as patients/")
+        assert trouble("bob") == ""
+        assert client.get("/v1/ready").json() == {"ready": True, "why": ""}
+        ask_for_what_is_missing("bob")
+        assert trouble("eve") == "stores of 2 tenants cannot be read"
+        assert client.get("/v1/ready").json() == {"ready": False, "why": "stores of 2 tenants cannot be read"}
+        for image in images.iterdir():
+            image.unlink()
+        images.rmdir()
+        assert str(images) not in client.get("/v1/ready").text
 
 
 def test_a_quota_of_requests_refuses_only_its_tenant(images):
@@ -760,6 +788,7 @@ def test_who_read_brought_changed_and_was_refused_stands_in_the_audit_log(images
 
 FULL_DISK = """
 import json, resource, signal, sys
+from dataclasses import replace
 from pathlib import Path
 from frostline.control.app import ControlPlane
 from frostline.control.messages import StageReport

@@ -360,6 +360,20 @@ def test_a_decoder_gets_no_more_memory_than_was_reserved(hostile):
     assert "refused" in done(hostile, "open")
 
 
+def own_bytes(pid):
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_Dirty:"))
+
+
+@pytest.mark.promise("bounded", mended="each process that decoded a large image kept tens of megabytes while it waited")
+def test_a_decoder_that_waits_gives_back_what_a_large_image_took(decoders):
+    file = BytesIO()
+    Image.new("RGB", (2800, 2800)).save(file, "JPEG")
+    for _ in range(2):
+        decoders.decode_into(WHOLE, file.getvalue(), np.zeros(WHOLE.shape, np.float32), id=0, view=None)
+    until(lambda: own_bytes(decoders.pids()[-1]) < 16 << 20)
+
+
 def test_what_was_killed_while_it_waited_costs_no_sample():
     with closing(Decoders(MEMORY)) as decoders:
         out = np.zeros(WHOLE.shape, np.float32)

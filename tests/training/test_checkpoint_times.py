@@ -138,6 +138,26 @@ def test_what_is_not_understood_of_a_checkpoint_is_refused_and_stays(tmp_path, c
     assert contents(tmp_path) == before
 
 
+def test_a_checkpoint_larger_than_any_of_its_network_is_not_read_into_memory(tmp_path):
+    kept_steps(tmp_path, 3)
+    large = tmp_path / "checkpoints" / "step-0000000009.safetensors"
+    with large.open("wb") as file:
+        file.truncate((256 << 20) + 801)
+    with pytest.raises(SettingError, match=f"{large} cannot be read: it has more than 268,436,256 bytes"):
+        CheckpointFolder(tmp_path).read_latest(100)
+    assert large.exists()
+
+
+@pytest.mark.parametrize("use", [CheckpointFolder.read_latest, CheckpointFolder.clear, lambda folder: keep(folder, 9)])
+def test_a_link_in_the_place_of_checkpoints_touches_none_of_another_run(tmp_path, use):
+    before = kept_steps(tmp_path / "mine", 3, 5)
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "checkpoints").symlink_to(tmp_path / "mine" / "checkpoints")
+    with pytest.raises(SettingError, match="is a link"):
+        use(CheckpointFolder(tmp_path / "given"))
+    assert contents(tmp_path / "mine") == before
+
+
 def test_too_many_open_files_lose_no_checkpoint(tmp_path):
     before = kept_steps(tmp_path, 3, 5)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

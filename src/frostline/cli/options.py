@@ -145,8 +145,15 @@ audit_option = click.option(
 
 
 def audit_log(said: str | None, server: str, port: int) -> AuditLog:
-    """The audit log that the option says."""
-    return AuditLog(None if said == NO_AUDIT else audit_file(server, port) if said is None else Path(said))
+    """The audit log that the option says.
+
+    Raises:
+        SettingError: The file that it names cannot be written.
+    """
+    log = AuditLog(None if said == NO_AUDIT else audit_file(server, port) if said is None else Path(said))
+    if said is not None:  # whoever asks for one learns at once that there would be none
+        log.require()
+    return log
 
 
 _TLS = (

@@ -340,11 +340,15 @@ def _first(name: str) -> Parameter:
 
 
 class _Routes:
-    """The endpoints. Decisions are made one after another, in one thread beside the event loop."""
+    """The endpoints. Decisions are made one after another, in one thread beside the event loop.
+
+    Views are made in another one: stages that report do not queue behind whoever looks.
+    """
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
         self._thread = CapacityLimiter(1)
+        self._looking = CapacityLimiter(1)
         self._body_reader = BodyReader(_MIN_BYTES_PER_S)
         self._live = LiveAnswers(self._viewed)
         self._metrics = LiveAnswers(self._measured, 0, media_type=METRICS_TYPE)
@@ -376,11 +380,11 @@ class _Routes:
         return await self._metrics.answer(request, self._plane.rights(self._asker(request)))
 
     async def _viewed(self, asked: tuple[Rights, ViewPage]) -> bytes:
-        return await to_thread.run_sync(lambda: json_bytes(self._plane.view(*asked)), limiter=self._thread)
+        return await to_thread.run_sync(lambda: json_bytes(self._plane.view(*asked)), limiter=self._looking)
 
     async def _measured(self, rights: Rights) -> bytes:
         whole = ViewPage(rows=sys.maxsize)
-        return await to_thread.run_sync(lambda: metrics_text(self._plane.view(rights, whole)), limiter=self._thread)
+        return await to_thread.run_sync(lambda: metrics_text(self._plane.view(rights, whole)), limiter=self._looking)
 
     async def _change(self, request: Request, change: Callable[..., dict[str, Any]], *names: str) -> Response:
         by = self._asker(request)

@@ -7,21 +7,24 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from frostline.core.config import cache_folder
-from frostline.core.files import append_line, make_private_folder
+from frostline.core.errors import SettingError
+from frostline.core.files import append_line, make_private_file, make_private_folder, write_errors
 from frostline.core.units import printable
 
 __all__ = ("AuditLog", "audit_file")
 
 _LOG = logging.getLogger("frostline.audit")
 _EVERY_S = 60.0
-# Of different things in a minute; the rest are counted together.
-_MAX_KINDS = 4096
+# Of different things in a minute that are told apart for each tenant, and for all whom nobody knows; the rest of a
+# tenant's are counted together, so that nobody hides what another did.
+_MAX_KINDS = 1024
 _MAX_TEXT = 1024
 _FILE_BYTES = 64 << 20
 _OLDER = 4
@@ -41,7 +44,8 @@ class AuditLog:
     """Appends lines to a file for its user alone. Safe for threads; ``close`` writes what is left of the last minute.
 
     A line has ``time`` (ISO 8601, UTC), ``event``, what it is about, and how many ``times`` it happened since the last
-    such line. A disk that is full loses lines, and the log of the process says so, with a count.
+    such line. A file that cannot be written, as on a full disk, loses lines. The log of the process says so, with a
+    count, and so does the file once it can be written again, in a line of the event ``lost``.
 
     Args:
         path: the file; one of 64 MiB is put aside, and four of these are kept. None writes nothing.
@@ -57,8 +61,9 @@ class AuditLog:
         self._clock = clock
         self._lock = threading.Lock()
         self._sums: dict[_Key, _Sum] = {}
+        self._kinds: Counter[str] = Counter()
         self._since_s = clock()
-        self._lost = 0
+        self._lost = self._untold = 0
         self._said_at_s = -_EVERY_S
 
     def note(self, event: str, *, samples: int = 0, **about: object) -> None:
@@ -72,17 +77,19 @@ class AuditLog:
         if self._path is None:
             return
         said = {"event": event, **{name: printable(str(value))[:_MAX_TEXT] for name, value in about.items() if value}}
+        tenant = said.get("tenant", "")
         with self._lock:
-            if self._clock() >= self._since_s + _EVERY_S:
+            if self._is_past(self._since_s):
                 self._settle()
+            if tuple(sorted(said.items())) not in self._sums and self._kinds[tenant] >= _MAX_KINDS:
+                who = {"tenant": tenant} if tenant else {}
+                said = {"event": event, **who, "others": "more kinds of events than are told apart"}
             key = tuple(sorted(said.items()))
-            if key not in self._sums and len(self._sums) >= _MAX_KINDS:
-                said = {"event": event, "others": "more kinds of events than are told apart"}
-                key = tuple(sorted(said.items()))
             found = self._sums.get(key)
             if found is None:
                 self._sums[key] = _Sum()
-                self._write({**said, "times": 1, **({"samples": samples} if samples else {})})
+                self._kinds[tenant] += 1
+                self._write([{**said, "times": 1, **({"samples": samples} if samples else {})}])
             else:
                 found.times += 1
                 found.samples += samples
@@ -91,7 +98,22 @@ class AuditLog:
         """Write a line of its own about something that changed: values as JSON has them."""
         if self._path is not None:
             with self._lock:
-                self._write({"event": event, **about})
+                self._write([{"event": event, **about}])
+
+    def require(self) -> None:
+        """Do nothing where lines can be written to the file, which is made where it is missing.
+
+        Raises:
+            SettingError: The file cannot be written, or is no regular file.
+            OutOfSpace: The disk is full.
+        """
+        if self._path is not None:
+            with write_errors(self._path):
+                make_private_folder(self._path.parent)
+                if not self._path.exists() or self._path.is_file():
+                    make_private_file(self._path)
+                    return
+            raise SettingError(f"cannot write an audit log to {self._path}: it is no regular file")
 
     def close(self) -> None:
         """Write the sums that were not written yet. Calling it again does nothing."""
@@ -100,24 +122,38 @@ class AuditLog:
 
     def _settle(self) -> None:
         """Write what happened again since it was written last, and begin another minute."""
-        for key, found in self._sums.items():
-            if found.times:
-                samples = {"samples": found.samples} if found.samples else {}
-                self._write({**dict(key), "times": found.times, **samples})
+        again = [(dict(key), found) for key, found in self._sums.items() if found.times]
+        self._write(
+            [
+                {**said, "times": found.times, **({"samples": found.samples} if found.samples else {})}
+                for said, found in again
+            ]
+        )
         self._sums, self._since_s = {}, self._clock()
+        self._kinds.clear()
 
-    def _write(self, value: dict[str, object]) -> None:
-        assert self._path is not None
-        line = {"time": datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds"), **value}
+    def _write(self, values: Sequence[dict[str, object]]) -> None:
+        """Append a line for each value, all at once."""
+        if not values or self._path is None:
+            return
+        told: list[dict[str, object]] = [{"event": "lost", "lines": self._untold}] if self._untold else []
+        time = {"time": datetime.fromtimestamp(self._clock(), UTC).isoformat(timespec="milliseconds")}
+        lines = "".join(f"{json.dumps({**time, **value}, default=str)}\n" for value in [*told, *values])
         try:
             make_private_folder(self._path.parent)
             self._put_aside(self._path)
-            append_line(self._path, json.dumps(line, default=str).encode() + b"\n")
+            append_line(self._path, lines.encode(), may_be_link=True)
+            self._untold = 0
         except OSError as error:
-            self._lost += 1
-            if self._clock() >= self._said_at_s + _EVERY_S:
+            self._lost += len(values)
+            self._untold += len(values)
+            if self._is_past(self._said_at_s):
                 self._said_at_s = self._clock()
                 _LOG.error("the audit log %s cannot be written, %d lines are lost: %s", self._path, self._lost, error)
+
+    def _is_past(self, since_s: float) -> bool:
+        """Whether a minute has passed, or the clock was set back behind its beginning."""
+        return not 0 <= self._clock() - since_s < _EVERY_S
 
     @staticmethod
     def _put_aside(path: Path) -> None:

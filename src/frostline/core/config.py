@@ -515,7 +515,8 @@ class IoSettings:
         window_bytes: maximum bytes, of ``memory_bytes``, for samples that were requested and not used yet, shared
             fairly between jobs; each job may always have one request in flight. The rest is the cache. 0, the default,
             is a quarter of the memory.
-        max_connections: maximum connections at once; each request in flight takes one, and a thread.
+        max_connections: maximum connections at once; each request in flight takes one, and a thread. No more than leave
+            256 of the files that the process may have open, or half of few.
     """
 
     memory_bytes: int = 2 * _GIB

@@ -114,7 +114,7 @@ def replace_file(path: Path, body: bytes) -> None:
         raise
 
 
-def append_line(path: Path, line: bytes) -> None:
+def append_line(path: Path, line: bytes, *, may_be_link: bool = False) -> None:
     """Write a line behind the others of a file, which is made for its user alone.
 
     Half a line, which a kill or a full disk left at its end, is ended first, so that it takes no other with it.
@@ -122,11 +122,13 @@ def append_line(path: Path, line: bytes) -> None:
     Args:
         path: the file.
         line: the line, with its end.
+        may_be_link: True if its user named the file; else a link that somebody put in its place is not followed.
 
     Raises:
         OSError: It cannot be written, or a part of it alone.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE)
+    how = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (0 if may_be_link else os.O_NOFOLLOW)
+    handle = os.open(path, how, _FILE)
     with os.fdopen(handle, "r+b", buffering=0) as file:
         nbytes = os.fstat(handle).st_size
         is_ended = not nbytes or os.pread(handle, 1, nbytes - 1) == b"\n"
@@ -146,9 +148,10 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         OSError: It cannot be read, is no regular file, or is larger.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        _require_regular(os.fstat(file.fileno()), path)
-        body = file.read(max_bytes + 1)
-    if len(body) > max_bytes:
+        status = os.fstat(file.fileno())
+        _require_regular(status, path)
+        body = b"" if status.st_size > max_bytes else file.read(max_bytes + 1)
+    if max(status.st_size, len(body)) > max_bytes:
         raise OSError(errno.EFBIG, f"it has more than {max_bytes:,} bytes", str(path))
     return body
 

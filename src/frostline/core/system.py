@@ -18,9 +18,11 @@ __all__ = (
     "__version__",
     "background",
     "collector_rests",
+    "connection_slots",
     "cores_busy_s",
     "crc32",
     "in_background",
+    "max_open_files",
     "threads_waited_s",
     "usable_cores",
     "usable_memory_bytes",
@@ -119,6 +121,32 @@ def _lines(file: Path) -> list[str]:
         return file.read_text().split("\n")[:-1]
     except OSError:  # no such system, no such group, or none that may be read
         return []
+
+
+def max_open_files() -> int:
+    """Files and sockets that this process may have open; -1 where nobody counts them."""
+    try:
+        import resource
+    except ImportError:  # it is Unix's
+        return -1
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return -1 if soft == resource.RLIM_INFINITY else soft
+
+
+# File descriptors left for files, stores and caches, if there are at least twice as many.
+_LEFT_FILES = 256
+
+
+def connection_slots(maximum: int, open_files: int) -> int:
+    """The number of connections, at least two, that a server may hold and still open what it serves.
+
+    Args:
+        maximum: number that it would hold at most.
+        open_files: files and sockets that it may have open; a negative number means no limit.
+    """
+    if open_files < 0:
+        return maximum
+    return max(2, min(maximum, open_files - min(_LEFT_FILES, open_files // 2)))
 
 
 def in_background() -> bool:

@@ -27,6 +27,8 @@ _AT_ONCE = 10
 _EVERY_S = 6.0
 _ADDRESSES = 4096
 _SAID_EVERY_S = 60.0
+# Addresses that the log names in that time: whoever has a network has more addresses than a log has room for lines.
+_MAX_NAMED = 16
 # Bits of an IPv6 address that one site has: it may use all addresses below.
 _SITE = 64
 
@@ -56,6 +58,8 @@ class TokenTable:
         self._wrong: LRUCache[str, tuple[float, int, float]] = LRUCache(_ADDRESSES)
         self._right: LRUCache[tuple[str, str], None] = LRUCache(_ADDRESSES)
         self._wrong_count = 0
+        self._named = 0
+        self._named_since_s = -_SAID_EVERY_S
         self.renew(holders)
 
     def wrong_tokens(self) -> tuple[int, int]:
@@ -134,9 +138,18 @@ class TokenTable:
         count, now_s = count + 1, self._monotonic()
         self._wrong_count += 1
         if now_s >= said_at_s + _SAID_EVERY_S:
-            _LOG.warning("wrong tokens from %s: %d since the last such line", site, count)
+            self._say(site, count, now_s)
             count, said_at_s = 0, now_s
         self._wrong[site] = until_s, count, said_at_s
+
+    def _say(self, site: str, count: int, now_s: float) -> None:
+        if now_s >= self._named_since_s + _SAID_EVERY_S:
+            self._named, self._named_since_s = 0, now_s
+        self._named += 1
+        if self._named <= _MAX_NAMED:
+            _LOG.warning("wrong tokens from %s: %d since the last such line", site, count)
+        elif self._named == _MAX_NAMED + 1:
+            _LOG.warning("wrong tokens from more addresses than are named in a minute: %d in all", self._wrong_count)
 
 
 def site_of(address: str) -> str:

@@ -3,6 +3,8 @@
 One thread that sees what happens on sockets that nobody reads: who comes, who says something, who is gone.
 """
 
+import logging
+import math
 import os
 import re
 import select
@@ -17,7 +19,7 @@ from typing import Any
 
 from frostline.core.config import IoSettings
 from frostline.core.errors import BadRequest, FrostlineError, NodeUnreachable, Unauthenticated
-from frostline.core.system import __version__
+from frostline.core.system import __version__, connection_slots, max_open_files
 from frostline.io_service.handler import (
     ClientDisconnected,
     Delivered,
@@ -181,6 +183,10 @@ _HELLO_S = 10.0
 _SEND_S = 60.0
 # What cannot be broken off, such as a kernel that runs, is left to the end of the process.
 _STOP_S = 10.0
+# While nothing more can be opened, a connection that waits would be reported again and again: so often it is tried.
+_FULL_S = 0.05
+_SAID_EVERY_S = 60.0
+_LOG = logging.getLogger("frostline.io")
 _NAME = re.compile(r"[0-9a-f]{1,64}")
 _NOTHING = JobBytes(expected_bytes=0, lent_bytes=0, waiting=0)
 
@@ -219,6 +225,8 @@ class IoService:
         self._sessions: dict[str, Session] = {}
         self._connections: dict[socket.socket, threading.Thread] = {}
         self._is_stopped = False
+        self._max_connections = connection_slots(settings.max_connections, max_open_files())
+        self._said_at_s = -math.inf
         self._requests = 0
         self._samples = 0
         self._bytes_read = 0
@@ -294,17 +302,45 @@ class IoService:
         }
 
     def _accept(self) -> None:
-        """In the watching thread: somebody connects."""
-        with self._accepting, suppress(BlockingIOError, ConnectionAbortedError):
-            one, _ = self._listening.accept()
-            thread = threading.Thread(target=self._serve, args=(one,), name="frostline-io", daemon=True)
-            with self._lock:
-                is_refused = self._is_stopped or len(self._connections) >= self._settings.max_connections
-                if not is_refused:
-                    self._connections[one] = thread
-                    thread.start()  # before anybody can wait for it to end
-            if is_refused:
-                one.close()
+        """In the watching thread: somebody connects. Whoever cannot be served is let go, and others are heard."""
+        try:
+            with self._accepting, suppress(BlockingIOError, ConnectionAbortedError):
+                one, _ = self._listening.accept()
+                if not self._is_of_this_user(one) or not self._begin(one):
+                    one.close()
+        except OSError as error:  # no descriptors or memory, which whoever ends gives back
+            self._say(f"cannot take a connection: {error.strerror or error}")
+            time.sleep(_FULL_S)
+
+    def _is_of_this_user(self, sock: socket.socket) -> bool:
+        """Whether whoever connected may; another user gets a sentence, and neither a thread nor a place."""
+        _, user = peer_of(sock)
+        if user != os.geteuid():
+            sock.setblocking(False)
+            why = f"this I/O service answers processes of user {os.geteuid()}, not of {user}: start one of your own"
+            _refuse(sock, Unauthenticated(why))
+        return user == os.geteuid()
+
+    def _begin(self, sock: socket.socket) -> bool:
+        """Serve a connection in a thread of its own; return whether there is a place and a thread for it."""
+        thread = threading.Thread(target=self._serve, args=(sock,), name="frostline-io", daemon=True)
+        with self._lock:
+            if self._is_stopped or len(self._connections) >= self._max_connections:
+                return False
+            self._connections[sock] = thread
+            try:
+                thread.start()  # before anybody can wait for it to end
+            except RuntimeError as error:
+                del self._connections[sock]
+                self._say(f"cannot take a connection: {error}")
+                return False
+        return True
+
+    def _say(self, what: str) -> None:
+        """Log what goes wrong in the watching thread, at most once a minute."""
+        if time.monotonic() >= self._said_at_s + _SAID_EVERY_S:
+            self._said_at_s = time.monotonic()
+            _LOG.warning("%s", what)
 
     def _serve(self, sock: socket.socket) -> None:
         """In a thread of the connection."""
@@ -318,12 +354,8 @@ class IoService:
 
     def _greeted(self, sock: socket.socket) -> None:
         """Find out who it is, and do what it connected for."""
-        pid, user = peer_of(sock)
+        pid, _ = peer_of(sock)
         try:
-            if user != os.geteuid():
-                raise Unauthenticated(
-                    f"this I/O service answers processes of user {os.geteuid()}, not of {user}: start one of your own"
-                )
             hello = _received(sock)
             if hello is None:
                 return

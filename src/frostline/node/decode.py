@@ -17,7 +17,7 @@ from frostline.batching import readable_bytes
 from frostline.core import UNPACKED, URLS, Samples, Skipped, View
 from frostline.core.config import NodeSettings, cache_folder
 from frostline.core.errors import FrostlineError, ObjectNotFound, SampleError, SettingError
-from frostline.node.memory import Pool
+from frostline.node.memory import RequestMemory
 from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
 from frostline.preprocess import Preprocess
@@ -238,14 +238,14 @@ class SharedDecoder:
     """The resources for decoding that all requests share.
 
     Attributes:
-        memory: pool for encoded samples and the buffers of decoding.
+        memory: the tenant's access to the pool for encoded samples and the buffers of decoding.
         slots: one slot per image that may be decoded at once; more may be read at once, to hide the store's latency.
         counters: counters of the request.
         reads: sees whether reads end.
         apart: decodes in processes of the tenant, where strangers ask; None decodes in this one.
     """
 
-    memory: Pool
+    memory: RequestMemory
     slots: threading.Semaphore
     counters: Counters
     reads: ReadWatch = field(default_factory=ReadWatch)

@@ -1,7 +1,6 @@
 """The device: runs waiting work by the node's batching rule, merges rows of several requests, on one device or more.
 
-The work that waits for the device: rows of requests, which may share runs, and calls that need the device alone.
-Several devices as one: gives each batch to one of them, and takes out a device that fails where another does not.
+What waits is rows of requests, which may share runs, and calls that need it alone. Each batch goes to one of several.
 """
 
 import logging
@@ -49,10 +48,7 @@ __all__ = (
 
 
 HEADROOM = 1.25
-"""Allowed memory of a run per byte that the dry run counted; the rest is for the workspaces of kernels.
-
-ResNet-18 takes 1.0 to 1.2 at its peak; ``tests/node/test_memory.py`` checks a whole node against its budget.
-"""
+"""Allowed memory of a run per byte of the dry run: kernels have workspaces (``tests/node/test_memory.py``)."""
 
 Outputs = list[npt.NDArray[np.generic]]
 
@@ -623,12 +619,14 @@ class _Member:
         device: device that runs what it is given.
         waiting_s: the expected seconds of what it was given and has not finished.
         is_out: True if it failed, so that it is given no more.
+        failed: names of tenants whose work failed on it, and not on another one.
         measured_s: seconds that it took for what was last measured on all devices; None before that.
     """
 
     device: Device
     waiting_s: float = 0.0
     is_out: bool = False
+    failed: set[str] = field(default_factory=set)
     measured_s: float | None = None
 
 
@@ -636,7 +634,8 @@ class Devices:
     """The devices of a node. They share its requests and its tenants' fair shares. Safe for threads.
 
     A device on which a batch fails that another one computes is given no more work, and the log says so; the last one
-    stays. A batch that fails on all of them is refused, as on a node with one device.
+    stays. A batch of a tenant that may not see all may be made to fail: it takes a device from that tenant alone, and
+    from all with one of another. A batch that fails on all of them is refused, as on a node with one device.
 
     Args:
         devices: devices, each with its own memory for activations.
@@ -702,7 +701,7 @@ class Devices:
                 with self._lock:
                     member.waiting_s -= cost_s
             if error is None:
-                self._take_out(failures)
+                self._take_out(failures, batch.account)
                 return future.result()
             failures[number] = error
             if isinstance(error, Cancelled) or not set(self.in_service()) - failures.keys():
@@ -743,7 +742,7 @@ class Devices:
         cancelled = [error for error in failures.values() if isinstance(error, Cancelled)]
         if cancelled or len(failures) == len(calls):
             raise next(iter(cancelled or failures.values()))
-        self._take_out(failures)
+        self._take_out(failures, account)
         return {number: entry.future.result() for number, entry in entries.items() if number not in failures}
 
     def record_seconds(self, seconds: Mapping[int, float]) -> None:
@@ -772,11 +771,13 @@ class Devices:
         known = [member.device.known_s(work) for member, work in zip(self._members, works, strict=True)]
         share = batch.left / batch.work.run_rows  # rows of others may fill the run up
         with self._lock:
+            able = [number for number, member in enumerate(self._members) if not (member.is_out or number in failed)]
+            able = [number for number in able if batch.account.name not in self._members[number].failed] or able
             loads = [
                 DeviceLoad(
                     waiting_s=member.waiting_s,
                     batch_s=None if run_s is None else share * run_s,
-                    may_take=not (member.is_out or number in failed),
+                    may_take=number in able,
                 )
                 for number, (member, run_s) in enumerate(zip(self._members, known, strict=True))
             ]
@@ -785,16 +786,15 @@ class Devices:
             self._members[chosen].waiting_s += cost_s
         return chosen, cost_s
 
-    def _take_out(self, failures: Mapping[int, BaseException]) -> None:
-        """Give no more to devices on which something failed that another one did."""
+    def _take_out(self, failures: Mapping[int, BaseException], account: Account) -> None:
+        """Give no more to devices on which something of an account failed that another one did."""
         for number, error in failures.items():
             member = self._members[number]
             with self._lock:
-                is_news = not member.is_out
-                member.is_out = True
+                is_news = not member.is_out and account.name not in member.failed
+                member.failed.add(account.name)
+                member.is_out |= account.settings.sees_all or len(member.failed) > 1
             if is_news:
-                _LOG.warning(
-                    "device %s failed where another did not, and gets no more work until the node is started again: %s",
-                    member.device.name,
-                    error,
-                )
+                whose = "work" if member.is_out else f"work of {account.name}"
+                said = "device %s failed where another did not, and gets no more %s until the node is started again: %s"
+                _LOG.warning(said, member.device.name, whose, error)

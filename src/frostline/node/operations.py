@@ -5,8 +5,8 @@ import os
 import secrets
 import tempfile
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import IO
@@ -44,7 +44,7 @@ __all__ = (
 
 # Started by name, because the node is a lower layer than training: it passes data and reads lines.
 _TRAINING_RETRY_S = 10.0
-# Results are kept on disk until their client fetches them; the oldest is dropped first.
+# Results are kept on disk until their client fetches them, one of each tenant in any case; the oldest is dropped first.
 _MAX_KEPT = 4
 
 
@@ -117,11 +117,13 @@ class Training(Operation):
 
     Attributes:
         id: name that cannot be guessed.
+        tenant: name of the tenant that it belongs to.
     """
 
     def __init__(
         self,
         settings: NodeSettings,
+        tenant: str,
         length: int,
         held: ExitStack,
         charge: Callable[[float], None],
@@ -129,6 +131,7 @@ class Training(Operation):
     ) -> None:
         super().__init__("the training")
         self.id = secrets.token_hex(16)
+        self.tenant = tenant
         self._settings = settings
         self._take_place = take_place
         self._charge = charge
@@ -191,10 +194,15 @@ class Training(Operation):
             if self._process is not None and not self._is_closed:
                 self._process.stop()
 
+    @property
+    def has_result(self) -> bool:
+        """Whether it has ended with trained tensors, which were not deleted."""
+        return self._process is not None and self._process.has_finished and not self._trained.closed
+
     def result(self) -> IO[bytes] | None:
         """The trained tensors, as a file that the caller closes; None if there are none."""
         with self._lock:
-            if self._process is None or not self._process.has_finished or self._trained.closed:
+            if not self.has_result:
                 return None
             return os.fdopen(os.dup(self._trained.fileno()), "rb")
 
@@ -220,6 +228,7 @@ class Trainings:
         settings: settings of the node, with the number of trainings and their memory.
         hold: returns a context that keeps a prefix resident.
         charge: function that is called with an account and the core seconds of its training.
+        tenants: returns the names of all tenants.
     """
 
     def __init__(
@@ -227,14 +236,17 @@ class Trainings:
         settings: NodeSettings,
         hold: Callable[[str], AbstractContextManager[object]],
         charge: Callable[[Account, float], None],
+        tenants: Callable[[], Iterable[str]],
     ) -> None:
         self._settings = settings
         self._hold = hold
         self._charge = charge
+        self._tenants = tenants
         self._lock = threading.Lock()
         self._running: dict[str, Training] = {}
         self._kept: OrderedDict[str, Training] = OrderedDict()
         self._places = settings.trainings
+        self._at_work: Counter[str] = Counter()
         self._senders: dict[str, object] = {}
         self._is_shut = False
 
@@ -274,7 +286,8 @@ class Trainings:
             held.enter_context(self._sending(account.name))
             held.enter_context(self._hold(prefix))
             charge = partial(self._charge, account)
-            training = Training(self._settings, length, held.pop_all(), charge, partial(self._take_place, account.name))
+            take_place = partial(self._take_place, account.name)
+            training = Training(self._settings, account.name, length, held.pop_all(), charge, take_place)
         with self._lock:
             self._running[training.id] = training
         return training
@@ -287,38 +300,42 @@ class Trainings:
     def end(self, training: Training) -> None:
         """End a training, and keep its result if it has one."""
         training.close()
+        late = [] if training.has_result else [training]
         with self._lock:
             self._running.pop(training.id, None)
-            self._kept[training.id] = training
-            late = [self._kept.popitem(last=False)[1]] if len(self._kept) > _MAX_KEPT else []
-        for training in late:
-            training.forget()
+            if not late:
+                self._kept[training.id] = training
+                late += self._surplus()
+        for other in late:
+            other.forget()
 
-    def stop(self, name: str) -> bool:
+    def stop(self, name: str, account: Account) -> bool:
         """Ask a running training to end, and return True; or delete the result of one that has ended.
 
         Raises:
-            UnknownTraining: if there is none of that name.
+            UnknownTraining: if the tenant has none of that name.
         """
         with self._lock:
-            running, kept = self._running.get(name), self._kept.pop(name, None)
-        if running is None and kept is None:
-            raise UnknownTraining(_UNKNOWN)
+            running, kept = self._running.get(name), self._kept.get(name)
+            found = running or kept
+            if found is None or found.tenant != account.name:
+                raise UnknownTraining(_UNKNOWN)
+            self._kept.pop(name, None)
         if running is not None:
             running.stop()
         if kept is not None:
             kept.forget()
         return running is not None
 
-    def result(self, name: str) -> IO[bytes]:
+    def result(self, name: str, account: Account) -> IO[bytes]:
         """The trained tensors of a training that has ended, as an open file.
 
         Raises:
-            UnknownTraining: if there is none of that name, or it ended without a result.
+            UnknownTraining: if the tenant has none of that name, or it ended without a result.
         """
         with self._lock:
             kept = self._kept.get(name)
-        found = None if kept is None else kept.result()
+        found = None if kept is None or kept.tenant != account.name else kept.result()
         if found is None:
             raise UnknownTraining(_UNKNOWN)
         return found
@@ -339,7 +356,7 @@ class Trainings:
         """While a tenant sends an assignment: until its training has a place, or ends."""
         mark = object()
         with self._lock:
-            self._check_places()
+            self._check_places(tenant)
             if tenant in self._senders:
                 raise Overloaded("you send another assignment: ask again later", retry_after_s=_TRAINING_RETRY_S)
             self._senders[tenant] = mark
@@ -350,23 +367,39 @@ class Trainings:
                 if self._senders.get(tenant) is mark:
                     del self._senders[tenant]
 
-    def _check_places(self) -> None:
-        if self._is_shut or self._places == 0:
+    def _check_places(self, tenant: str) -> None:
+        """A tenant that trains already leaves places to those that do not, up to half of all."""
+        idle = sum(name != tenant and not self._at_work[name] for name in self._tenants())
+        kept = min(idle, self._settings.trainings // 2) if self._at_work[tenant] else 0
+        if self._is_shut or self._places <= kept:
+            why = "for you" if self._places > 0 and not self._is_shut else f"({self._settings.trainings})"
             raise Overloaded(
-                f"the node already trains as many heads as it may ({self._settings.trainings}): ask again later",
+                f"the node already trains as many heads as it may {why}: ask again later",
                 retry_after_s=_TRAINING_RETRY_S,
             )
 
+    def _surplus(self) -> list[Training]:
+        """Take out results that are too many: the oldest of the tenant with most of them, but no tenant's only one."""
+        late = []
+        while len(self._kept) > _MAX_KEPT:
+            [(tenant, count)] = Counter(training.tenant for training in self._kept.values()).most_common(1)
+            if count == 1:
+                break
+            late.append(self._kept.pop(next(name for name, kept in self._kept.items() if kept.tenant == tenant)))
+        return late
+
     def _take_place(self, tenant: str, held: ExitStack) -> None:
         with self._lock:
-            self._check_places()
+            self._check_places(tenant)
             self._places -= 1
+            self._at_work[tenant] += 1
             self._senders.pop(tenant, None)
-        held.callback(self._give_place)
+        held.callback(self._give_place, tenant)
 
-    def _give_place(self) -> None:
+    def _give_place(self, tenant: str) -> None:
         with self._lock:
             self._places += 1
+            self._at_work[tenant] -= 1
 
 
 _UNKNOWN = "there is no such training, or it has no result: results are kept for a while only"

@@ -535,7 +535,7 @@ def embedding_inputs(
     wanted: EmbeddingRequest,
     resident: Resident,
     maximum: int,
-    memory: Pool,
+    memory: RequestMemory,
     is_abandoned: Callable[[], bool],
     apart: Callable[..., object] | None = None,
 ) -> EmbeddingInputs:
@@ -545,7 +545,7 @@ def embedding_inputs(
         wanted: request.
         resident: network that it names.
         maximum: maximum count of numbers in the answer.
-        memory: pool for decoding, in which texts are tokenized.
+        memory: the tenant's access to the memory for decoding, in which texts are tokenized.
         is_abandoned: True if the request was cancelled.
         apart: tokenizes in processes of the tenant; None does it in this one.
 
@@ -605,7 +605,7 @@ def _preprocess(wanted: EmbeddingRequest, resident: Resident) -> Preprocess:
 def _tokens(
     preprocess: Preprocess,
     texts: Sequence[bytes],
-    memory: Pool,
+    memory: RequestMemory,
     is_abandoned: Callable[[], bool],
     apart: Callable[..., object] | None,
 ) -> int:

@@ -391,6 +391,8 @@ _GROWN = 9 / 8
 # Bytes of Python objects per byte of the graph's JSON.
 _PARSED = 30
 _MAX_PARSED = 64 << 20
+# Memory for a graph of two hundred kilobytes, reserved before it is seen; one that has more takes the rest then.
+_USUAL_PARSED = 6 << 20
 _LENGTH = 8
 # Maximum seconds of each wait for memory. It is given out fairly, so an upload that never waited would get none on a
 # busy node. A client that asks before it sends waits for twenty seconds.
@@ -422,7 +424,6 @@ class Upload:
         self._room: WeightReservation[Resident] | None = None
         self._held = ExitStack()
         self._held.enter_context(admission)
-        # The graph's JSON takes up to a few hundred kilobytes.
         self._parsing = min(memory.total_bytes // 4, _MAX_PARSED)
 
     def begin(self, longest_s: float = _TURN_S) -> None:
@@ -434,6 +435,14 @@ class Upload:
             OverBudget: if it is too large for this node or for its tenant.
             Overloaded: if the memory is in use.
         """
+        nbytes = int(self._length * _GROWN) + min(self._parsing, _USUAL_PARSED)
+        # It is held before a byte has come: whatever one announces leaves the others their part.
+        maximum = self._account.max_work_bytes(self._memory.total_bytes)
+        if nbytes > maximum:
+            raise OverBudget(
+                f"reading this prefix takes {readable_bytes(nbytes)}, and tenant {self._account.name} may hold "
+                f"{readable_bytes(maximum)} here: raise its work_bytes, or start the node with more --memory"
+            )
         try:
             self._room = self._prefixes.room(
                 self._digest, self._length, self._account, longest_s, self._scope.is_cancelled
@@ -441,7 +450,6 @@ class Upload:
             if self._room is None:
                 return
             self._held.enter_context(self._room)
-            nbytes = int(self._length * _GROWN) + self._parsing
             self._held.enter_context(self._memory.reserve(nbytes, self._scope.is_cancelled, longest_s))
         except Cancelled as error:
             why = "the node has no memory for the prefix beside the work under way: ask again later"
@@ -453,6 +461,7 @@ class Upload:
         Raises:
             BadRequest: if there is more than announced.
             OverBudget: if its graph is too large for this node.
+            Overloaded: if there is no memory for its graph now.
         """
         if self._room is None:
             return
@@ -486,6 +495,15 @@ class Upload:
                 f"the prefix's graph has {readable_bytes(nbytes)} and this node reads up to "
                 f"{readable_bytes(self._parsing // _PARSED)}: start it with more --memory"
             )
+        more_bytes = min(nbytes * _PARSED, self._parsing) - _USUAL_PARSED
+        if more_bytes > 0:
+            memory = self._memory.take(more_bytes)
+            if memory is None:
+                raise Overloaded(
+                    "the node has no memory for the prefix's graph beside the work under way: ask again later",
+                    retry_after_s=_RETRY_AFTER_S,
+                )
+            self._held.enter_context(memory)
 
     def __enter__(self) -> Self:
         return self

@@ -315,7 +315,6 @@ class RequestOpener:
     Attributes:
         stores: stores under the node's roots.
         prefixes: prefixes that the node holds.
-        reads: sees whether reads of the stores end.
     """
 
     def __init__(self, settings: NodeSettings, stores: Stores, prefixes: Prefixes, resources: Resources) -> None:
@@ -324,7 +323,7 @@ class RequestOpener:
         self._waiters = resources.waiters
         self._ahead: Pool = resources.pools["ahead"]
         self._memory: Pool = resources.pools["decode"]
-        self.reads = ReadWatch()
+        self._reads: dict[str, ReadWatch] = {}
         self._decoders = threading.Semaphore(settings.decode_threads)
         self._processes = resources.decoders
         self._tenants = resources.tenants
@@ -339,6 +338,31 @@ class RequestOpener:
     def decoders(self) -> Decoders | None:
         """Processes that decode, where somebody may ask who is not the node's own user; None decodes in this one."""
         return self._processes if self._tenants.has_strangers and Decoders.are_possible() else None
+
+    def _reads_of(self, account: Account) -> ReadWatch:
+        with self._lock:
+            return self._reads.setdefault(account.name, ReadWatch())
+
+    def trouble(self, asker: Account | None) -> str:
+        """Why the stores are suspected; empty where they are not. See ``ReadWatch.trouble``.
+
+        A tenant may name what is not there, and has stores of its own: what becomes of its reads is told to it alone,
+        and is trouble for all only where several tenants have some.
+
+        Args:
+            asker: account that asks; None for anybody.
+        """
+        with self._lock:
+            watched = dict(self._reads)
+        if not self._tenants.has_strangers:
+            return next(filter(None, (watch.trouble() for watch in watched.values())), "")
+        own = "" if asker is None or asker.name not in watched else watched[asker.name].trouble()
+        count = sum(bool(watch.trouble()) for watch in watched.values())
+        return own or (f"stores of {count} tenants cannot be read" if count > 1 else "")
+
+    def decode_memory(self, account: Account) -> RequestMemory:
+        """A tenant's access to the memory for decoding."""
+        return RequestMemory(self._memory, partial(account.decode_claim, self._memory.total_bytes))
 
     def decode_apart(self, account: Account) -> Callable[..., tuple[int, float]] | None:
         """``Decoders.decode_into`` in processes of a tenant; None where samples are decoded in this one."""
@@ -411,10 +435,10 @@ class RequestOpener:
         """
         store = self.store(request, preprocess, account) if sent is None else sent
         decoding = SharedDecoder(
-            memory=self._memory,
+            memory=self.decode_memory(account),
             slots=self._decoders,
             counters=counters,
-            reads=self.reads,
+            reads=self._reads_of(account),
             apart=self.decode_apart(account),
         )
         samples = request.samples

@@ -239,7 +239,9 @@ class Node:
         self._cache = NodeCache(settings, roots)
         self._opener = RequestOpener(settings, self._stores, self._prefixes, self._resources)
         self._profiler = Profiler(settings, self._opener, self._resources, self._bridge)
-        self.trainings = Trainings(settings, self._prefixes.pin, self._resources.charge_training)
+        self.trainings = Trainings(
+            settings, self._prefixes.pin, self._resources.charge_training, lambda: self._resources.tenants.weights
+        )
         self.listings = Listings(settings, self._stores)
         self._answers: set[BatchStream] = set()
         self._lock = threading.Lock()
@@ -261,7 +263,7 @@ class Node:
             memory_bytes=self._settings.memory_bytes,
             roots=self._stores.allowed_roots(None if asker is None else asker.settings.roots),
             cores=usable_cores(),
-            trouble=self.trouble(),
+            trouble=self.trouble(asker),
             decoding=self._decoding(),
         )
 
@@ -272,11 +274,11 @@ class Node:
         confined_by = decoders.statistics().confined_by
         return f"apart, confined by {confined_by}" if confined_by else "apart"
 
-    def trouble(self) -> str:
-        """Why the node should be asked for nothing now; empty where it is fine. Waits for nothing."""
+    def trouble(self, asker: Account | None = None) -> str:
+        """Why an account, or anybody, should ask the node for nothing now; empty where it may. Waits for nothing."""
         if self._resources.gate.is_draining:
             return "draining"
-        return self._opener.reads.trouble()
+        return self._opener.trouble(asker)
 
     def not_ready(self) -> str:
         """Why no new requests should come; empty where they may. It may wait for a disk that hangs.
@@ -288,7 +290,11 @@ class Node:
             return trouble
         if self._resources.gate.is_full:
             return "as many requests are under way as may be"
-        return self._stores.unreadable_reason()
+        reason = self._stores.unreadable_reason()
+        # Whoever reaches the port may ask.
+        return (
+            "a folder that it serves cannot be listed" if reason and self._resources.tenants.has_strangers else reason
+        )
 
     def drain(self) -> None:
         """Take no more requests, and say so; those under way go on."""
@@ -455,7 +461,8 @@ class Node:
         admission.account.check_may("compute", wanted.model)
         with self._prefixes.pin(wanted.model, asker=admission.account) as resident:
             most, scope = max_numbers(self._settings.memory_bytes), self.cancel_scope()
-            memory, apart = self._pools["decode"], self._opener.decode_apart(admission.account)
+            account = admission.account
+            memory, apart = self._opener.decode_memory(account), self._opener.decode_apart(account)
             inputs = embedding_inputs(wanted, resident, most, memory, scope.is_cancelled, apart)
         return self.features(inputs.request, admission, sent=inputs.sent), inputs
 

@@ -136,6 +136,10 @@ class Account:
         maximum = min(self.max_work_bytes(room_bytes), self._share_bytes)
         return Claim(tenant=self.name, device_s=device_s, max_bytes=maximum)
 
+    def decode_claim(self, room_bytes: int) -> Claim:
+        """The claim of its samples on a pool of ``room_bytes`` for decoding; one that needs more gets it alone."""
+        return Claim(tenant=self.name, max_bytes=room_bytes if self._is_alone else int(_MAX_WORK * room_bytes))
+
     def max_work_bytes(self, room_bytes: int) -> int:
         """The maximum that its work may hold of a pool of ``room_bytes``, by the node's settings."""
         if self._settings.work_bytes is not None:

@@ -14,6 +14,7 @@ import math
 import mmap
 import os
 import re
+import select
 import signal
 import socket
 import struct
@@ -21,7 +22,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -42,6 +43,7 @@ from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pix
 from frostline.preprocess.confinement import confine
 from frostline.preprocess.sounds import has_sound_packages
 from frostline.preprocess.tokens import opened_tokenizer
+from frostline.preprocess.turns import DecodingTurns
 
 try:
     import fcntl
@@ -69,6 +71,8 @@ _SLACK_BYTES, _TOKENIZER_BYTES = 64 << 20, 1 << 30
 _KEPT_TOKENIZERS = 4
 # Children that wait for a sample: as many tenants as ask at once have one each, of a few megabytes of its own.
 _KEPT_CHILDREN = 16
+# Milliseconds without a sample after which a child gives back what it has freed: it would keep tens of megabytes.
+_RESTS_MS = 300
 _ENVIRONMENT = {
     # Threads of other libraries would not survive the forks, and cannot be started in children.
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
@@ -127,6 +131,7 @@ class _Task:
         turn: lock that is held until the sample is decoded, or its thread is to decode the samples that wait.
         needed: pixels that it needs; None until it is decoded.
         seconds: part of the time, its own, in which it and others were decoded.
+        number: number of its turn; 0 where it is decoded in another one's.
         shape: shape of what a child makes: of images pixels, whose numbers are made here as they are copied.
         dtype: type of that.
         made_bytes: bytes of that in shared memory, in whole pages.
@@ -144,6 +149,7 @@ class _Task:
     needed: int | None = None
     error: SampleError | OSError | None = None
     seconds: float = 0.0
+    number: int = 0
     shape: tuple[int, ...] = field(init=False)
     dtype: np.dtype[Any] = field(init=False)
     made_bytes: int = field(init=False)
@@ -188,7 +194,7 @@ class Decoders:
         self._lock = threading.Lock()
         self._starter: _Starter | None = None
         self._waiting: deque[_Task] = deque()
-        self._busy = 0
+        self._turns = DecodingTurns(at_once)
         # By tenant, None where it has seen no sample; the one that waits longest is first.
         self._idle: list[tuple[str | None, _Child]] = []
         self._is_closed = False
@@ -226,15 +232,12 @@ class Decoders:
             SampleError: see ``preprocess.apply.decode_into``; or the child that decoded it ended.
         """
         task = _Task(preprocess, _steps(preprocess), encoded, out, id, view, max_pixels, tenant)
+        task.turn.acquire()
         with self._lock:
-            has_turn = self._busy < self._at_once
-            if has_turn:
-                self._busy += 1
-            else:
-                task.turn.acquire()
-                self._waiting.append(task)
-        if not has_turn:
-            task.turn.acquire()
+            self._turns.note(tenant, time.monotonic())
+            self._waiting.append(task)
+            self._give_turns()
+        task.turn.acquire()
         if not task.is_done:
             self._decode_waiting(task)
         if task.error is not None:
@@ -263,10 +266,17 @@ class Decoders:
                         each.turn.release()
                     else:
                         self._waiting.append(each)
-                if self._waiting:
-                    self._waiting.popleft().turn.release()
-                else:
-                    self._busy -= 1
+                self._turns.end(task.number, len(tasks), time.monotonic())
+                self._give_turns()
+
+    def _give_turns(self) -> None:
+        """Wake those whose turn it is, as far as places are free."""
+        now_s = time.monotonic()
+        while (tenant := self._turns.choose([task.tenant for task in self._waiting], now_s)) is not None:
+            task = next(task for task in self._waiting if task.tenant == tenant)
+            self._waiting.remove(task)
+            task.number = self._turns.begin(tenant, now_s)
+            task.turn.release()
 
     def _that_go_with(self, task: _Task) -> list[_Task]:
         """Take a fair part of those that wait and fit into the same message, or a few."""
@@ -633,9 +643,14 @@ def _serve(peer: socket.socket, memory_bytes: int) -> NoReturn:
     figures = os.open("/proc/self/statm", os.O_RDONLY)
     bounds = _Bounds(figures, memory_bytes)
     with contextlib.suppress(BaseException):
+        trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", int)  # glibc's
+        messages = select.poll()
+        messages.register(peer, select.POLLIN)
         peer.send(json.dumps({"pid": os.getpid(), "by": confine()}).encode())
         memory = mmap.mmap(-1, _PAGE)
         while True:
+            if not messages.poll(_RESTS_MS):
+                trim(0)
             said, files, _, _ = socket.recv_fds(peer, _MESSAGE_BYTES, 1)
             if not said:
                 break

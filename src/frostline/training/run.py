@@ -473,7 +473,8 @@ class _Run:
         )
         if resumes:
             RunConfig.read(folder).require(config.identity, folder)
-            self._take_up(*checkpoints.read_latest())
+            tensors = self._setup.network.model.state_dict().values()
+            self._take_up(*checkpoints.read_latest(sum(tensor.nbytes for tensor in tensors)))
         else:
             begin_run(folder, config)
         if self._recorder is not None and self._settings.job.policy != ALL_IN_STORE:

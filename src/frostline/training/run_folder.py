@@ -16,7 +16,7 @@ from safetensors.torch import load
 
 from frostline.core.errors import SettingError
 from frostline.core.events import Evaluated
-from frostline.core.files import require_regular, with_schema, without_schema
+from frostline.core.files import read_regular, with_schema, without_schema
 from frostline.models.artifact import metadata
 from frostline.training.loop import Checkpoint
 from frostline.training.report.steps import forget_steps
@@ -36,6 +36,9 @@ _NAME = re.compile(r"step-(\d{10})\.safetensors")
 # checkpoints take at most this share of the time.
 _SHARE = 0.02
 _PARTS = ("head", "optimizer", "best", "random")
+# What a checkpoint has at most, of whoever gives the folder: the learned tensors, the best ones, and two for each of an
+# optimizer, all in 32 bits where the network has 16; and losses of 2^25 steps.
+_TIMES, _BESIDE_BYTES = 8, 256 << 20
 _LISTS = ("losses", "epoch_losses")
 
 
@@ -87,6 +90,7 @@ class CheckpointFolder:
             OutOfSpace: the disk is full.
         """
         began = self._clock()
+        self._require_own()
         make_folder(self._folder)
         plain = json.dumps(with_schema(_plain(checkpoint), _FORMAT))
         write_tensors(self._path(checkpoint.step), _tensors(checkpoint), {_KEY: plain})
@@ -96,17 +100,22 @@ class CheckpointFolder:
         self._step, self._at = checkpoint.step, self._clock()
         self._took_s = self._at - began
 
-    def read_latest(self) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    def read_latest(self, network_bytes: int = 0) -> tuple[Checkpoint | None, tuple[str, ...]]:
         """The newest whole checkpoint, and why each newer one cannot be read; those are set aside, and never removed.
 
+        Args:
+            network_bytes: bytes of the network's parameters and buffers, of which a checkpoint has at most eight times
+                as many, and 256 MiB.
+
         Raises:
-            SettingError: none of them is whole, another version of Frostline wrote one, or the system does not let it
-                be read, or set aside; all stay as they are.
+            SettingError: none of them is whole, another version of Frostline wrote one, one is larger than any of this
+                network, or the system does not let it be read, or set aside; all stay as they are.
         """
         damaged: dict[Path, str] = {}
+        max_bytes = _TIMES * network_bytes + _BESIDE_BYTES
         for path in reversed(self._paths()):
             try:
-                found = _read(path)
+                found = _read(path, max_bytes)
             except SafetensorError as error:
                 damaged[path] = f"{path.name} is damaged ({error})"
                 continue
@@ -141,12 +150,20 @@ class CheckpointFolder:
 
     def _paths(self) -> list[Path]:
         """Oldest first; files of other names are nobody's business."""
+        self._require_own()
         try:
             return sorted(path for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
         except FileNotFoundError:
             return []
         except OSError as error:
             raise SettingError(f"{self._folder} cannot be read: {error.strerror}; it stays as it is") from error
+
+    def _require_own(self) -> None:
+        """Refuse a link in the place of the folder: checkpoints of another run would be read, and removed."""
+        if self._folder.is_symlink():
+            raise SettingError(
+                f"{self._folder} is a link: a run's checkpoints lie in its own folder; link that instead"
+            )
 
     def _path(self, step: int) -> Path:
         return self._folder / f"step-{step:010}.safetensors"
@@ -171,7 +188,7 @@ def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
     return values | {"scores": [asdict(score) for score in checkpoint.scores]}
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, max_bytes: int) -> Checkpoint:
     """A checkpoint of this schema.
 
     Raises:
@@ -179,8 +196,7 @@ def _read(path: Path) -> Checkpoint:
         SettingError: another version wrote it, or the system does not let it be read.
     """
     try:
-        require_regular(path)
-        body = path.read_bytes()
+        body = read_regular(path, max_bytes)
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {error.strerror}; it stays as it is") from error
     tensors = load(body)

@@ -20,6 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from frostline.core.system import connection_slots
 from frostline.core.tokens import site_of
 
 __all__ = (
@@ -42,8 +43,6 @@ __all__ = (
 C = TypeVar("C", bound=Hashable)
 
 _MAX_CONNECTIONS = 4096
-# File descriptors left for files, stores and caches, if there are at least twice as many.
-_RESERVED = 256
 # Browsers send all cookies that they have for `localhost`, whichever port set them.
 _MAX_HEAD_BYTES = 32 << 10
 
@@ -61,6 +60,7 @@ class ConnectionLimits:
         unread_s: seconds in which what still comes behind the last answer of a connection is let by, so that a reset
             does not overtake the answer.
         unread_bytes: maximum number of bytes that are let by. Clients send bodies of up to 1 MiB unasked.
+        half_s: seconds for an answer to begin where its client sends no more: it may read on, or be gone.
         unsent_s: seconds in which a reader must take all that was written to it, or ``unsent_bytes``.
         unsent_bytes: see ``unsent_s``.
         max_unknown: maximum number of connections older than ``young_s`` without a request of a known tenant.
@@ -75,6 +75,7 @@ class ConnectionLimits:
     max_waiting: int = 8
     unread_s: float = 5.0
     unread_bytes: int = 2 << 20
+    half_s: float = 2.0
     unsent_s: float = 30.0
     unsent_bytes: int = 32 << 10
     max_unknown: int = 1024
@@ -90,7 +91,7 @@ def limits_of(descriptors: int) -> ConnectionLimits:
     """
     if descriptors < 0:
         return ConnectionLimits()
-    maximum = max(2, min(_MAX_CONNECTIONS, descriptors - min(_RESERVED, descriptors // 2)))
+    maximum = connection_slots(_MAX_CONNECTIONS, descriptors)
     return ConnectionLimits(max_unknown=max(1, maximum // 4), max_connections=maximum)
 
 
@@ -370,6 +371,21 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             if self._is_in_head and self._is_head_too_large():
                 self._refuse(*self._too_large())
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """See ``asyncio.Protocol``; the answer to a whole request has a moment: its client may read on, or be gone.
+
+        Who goes while an answer comes is gone.
+        """
+        cycle: RequestResponseCycle | None = self.cycle
+        if self._is_ending or cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        begun = self._answering
+        if begun is not None and begun.response_started and not begun.response_complete:
+            return False
+        cycle.keep_alive = False
+        self._end_timer = self.loop.call_later(self._limits.half_s, self.transport.close)
+        return True
 
     def on_message_begin(self) -> None:
         """See ``httptools``."""

@@ -108,13 +108,13 @@ class TrainingRoutes:
 
     async def one(self, request: Request) -> Response:
         """Fetch the trained tensors, or end a training."""
-        self._ask(request)
+        account = self._ask(request)
         self._trainings.check()
         name = request.path_params["id"]
         if request.method == "DELETE":
-            is_running = await _run(self._threads, self._trainings.stop, name)
+            is_running = await _run(self._threads, self._trainings.stop, name, account)
             return json_response({"id": name}, status=202 if is_running else 200)
-        file = await _run(self._threads, self._trainings.result, name)
+        file = await _run(self._threads, self._trainings.result, name, account)
         length = os.fstat(file.fileno()).st_size
         return StreamingResponse(_pieces(file), media_type=BINARY, headers={"Content-Length": str(length)})
 

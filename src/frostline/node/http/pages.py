@@ -163,7 +163,8 @@ class LiveAnswers(Generic[R]):
             sentence = f"{self._viewers} viewers are sent events already: ask for JSON each second instead"
             raise Overloaded(sentence, retry_after_s=self._period_s)
         asker = rights if asker is None else asker
-        if self._answers[asker] >= _MAX_OF_ASKER or self._answers.total() >= _MAX_ANSWERS:
+        most = _MAX_OF_ASKER if self._answers.total() < _MAX_ANSWERS else 1  # which nobody takes from anybody
+        if self._answers[asker] >= most:
             raise Overloaded("too many answers of this kind are being read: ask again", retry_after_s=self._period_s)
         view = self._views.setdefault(rights, _View())
         view.viewers += 1

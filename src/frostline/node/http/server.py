@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import ipaddress
-import resource
 import socket
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from starlette.types import ASGIApp
 
 from frostline.core.config import ServerTls
 from frostline.core.errors import AddressInUse, SettingError
+from frostline.core.system import max_open_files
 from frostline.node.http.app import make_app
 from frostline.node.http.connection_guard import ConnectionLimits, GuardedProtocol, Guards, limits_of
 from frostline.node.http.requests import AskedByName, OwnNames
@@ -113,7 +113,7 @@ class AppServer:
     ) -> None:
         self._listening = listening
         self._ended = threading.Event()
-        self._guards = guards = Guards(limits or limits_of(_descriptors()))
+        self._guards = guards = Guards(limits or limits_of(max_open_files()))
         self._tls = None if tls is None else server_context(tls)
         names_of = OwnNames(names=names, is_open=is_open, is_local=_is_loopback(listening.getsockname()[0]))
         speaks: Callable[..., asyncio.Protocol] = partial(GuardedProtocol, guards=guards)
@@ -208,12 +208,6 @@ class Server(AppServer):
         """Set the thread switch interval of this process, and serve; see ``AppServer.run``."""
         sys.setswitchinterval(_TURN_S)
         super().run(on_ready, on_end)
-
-
-def _descriptors() -> int:
-    """The number of files and sockets that this process may open; -1 for no limit."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return -1 if soft == resource.RLIM_INFINITY else soft
 
 
 class _Reporting(uvicorn.Server):
