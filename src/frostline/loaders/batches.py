@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
@@ -24,6 +23,7 @@ from frostline.cache import TieredCache
 from frostline.core import FeatureBatch, SampleTable
 from frostline.core.errors import DataError, SettingError
 from frostline.core.events import Event, Observer
+from frostline.core.nouns import Closing
 from frostline.core.system import in_background
 from frostline.loaders.fetch import jitter
 from frostline.loaders.local_stage import THREADS as DECODING
@@ -115,7 +115,7 @@ class FilledBatch:
     kept: int
 
 
-class BatchFiller:
+class BatchFiller(Closing):
     """The finished batches of a pass, for one thread at a time. A context manager.
 
     A row is copied into its batch as soon as its place there is certain, by the thread that brought it, or the one
@@ -163,11 +163,6 @@ class BatchFiller:
         self._listen(self._fill_in_passing)
         self._schedule()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Self:
         return self

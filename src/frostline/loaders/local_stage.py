@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from heapq import heapify, heappush
 from itertools import count
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from frostline.core import Cut, FeatureBatch, Samples, SampleTable, Skipped, View
 from frostline.core.errors import NotFinite, SampleError
 from frostline.core.events import Observer, SampleSkipped
-from frostline.core.nouns import array_dtype, finite_rows, is_finite
+from frostline.core.nouns import Closing, array_dtype, finite_rows, is_finite
 from frostline.core.system import in_background, usable_cores
 from frostline.prefetch import NextRequest, RequestSource
 from frostline.prefetch.requests import Delivery, Memory, Slabs
@@ -112,7 +112,7 @@ class DeliveryDecoder:
         return replace(delivery, positions=delivery.positions[there], batch=batch)
 
 
-class DecodePool:
+class DecodePool(Closing):
     """The rows of a pass, decoded; for one thread at a time. A context manager.
 
     What waits in the window stays encoded, which for a photograph is a tenth of its pixels. A piece of rows is decoded
@@ -136,12 +136,6 @@ class DecodePool:
         self.is_starved = False
         self._pool = ThreadPoolExecutor(threads, THREADS, in_background)
         self._listener: Callable[[], None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def listen(self, listener: Callable[[], None] | None) -> None:
         """Have a function called on the thread that decoded some rows, each time; None calls none."""

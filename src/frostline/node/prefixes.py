@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from cachetools import LRUCache
 from frostline.batching import readable_bytes
 from frostline.core import REFERENCE, Cut, Levels
 from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownPrefix, UnsafeArtifact
+from frostline.core.nouns import Closing
 from frostline.engines.protocols import Arrays, Engine, Footprint, PipelinedEngine, RunningBatch
 from frostline.node.memory import Cancelled, CancelScope, RequestMemory
 from frostline.node.statistics import Counters
@@ -398,7 +398,7 @@ _TURN_S = 8.0
 _RETRY_AFTER_S = 1.0
 
 
-class Upload:
+class Upload(Closing):
     """One upload of a prefix. A context manager, which releases everything.
 
     Args:
@@ -486,14 +486,6 @@ class Upload:
                 f"the prefix's graph has {readable_bytes(nbytes)} and this node reads up to "
                 f"{readable_bytes(self._parsing // _PARSED)}: start it with more --memory"
             )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class PieceUpload(Upload):

@@ -40,6 +40,7 @@ __all__ = (
     "CopiedPart",
     "CopyPart",
     "CopyPlan",
+    "CopyResult",
     "PartCopier",
     "PartRunner",
     "PartTally",
@@ -50,6 +51,31 @@ __all__ = (
     "metadata_values",
     "whole_parts",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyResult:
+    """The result of a copy.
+
+    Attributes:
+        url: address of the copy.
+        samples: number of samples in the copy.
+        nbytes: size of the copied data in bytes.
+        made: number of objects, parts or rows that were written now; the others were there before.
+        seconds: duration of this run.
+        skipped: samples that could not be read; the copy does not have them.
+    """
+
+    url: str
+    samples: int
+    nbytes: int
+    made: int
+    seconds: float
+    skipped: tuple[Skipped, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return {**asdict(self), "skipped": [asdict(skipped) for skipped in self.skipped]}
 
 
 class PartResult(Protocol):
