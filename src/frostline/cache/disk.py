@@ -55,7 +55,7 @@ class ScopeUsage:
     """The features of one scope.
 
     Attributes:
-        number: names the scope in the file.
+        number: number of the scope in the file.
         used_s: the time when somebody last asked for one of them or put one there.
         row_bytes: bytes of each.
     """

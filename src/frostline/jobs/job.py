@@ -51,17 +51,17 @@ class JobParts:
     """What of a job depends on its network, and is made anew with its frozen part.
 
     Attributes:
-        fetcher: makes the job's requests.
+        fetcher: fetcher that makes the job's requests.
         scope: dependencies of what is kept of its features.
         worker_setup: setup of the job in a worker.
         router: router that chooses the cut and codec of the next request.
-        measuring: measures while the job runs; None where nothing is to be measured.
+        measuring: measurements that are made while the job runs; None where nothing is to be measured.
         cuts: the cuts by number.
         head: trainable rest of the network; None where there is no model.
         fallback: the reason why the network was not cut as it stands; None where it was.
-        watch: makes what notices changes of the network, given the head; None where there is no model.
+        watch: function that makes a watch for changes of the network, given the head; None where there is no model.
         behind: frozen layers behind the frost line, in words; empty where there are none.
-        here: gives the name of the engine that runs all frozen layers at the trainer, for its share.
+        here: function that gives the name of the engine that runs all frozen layers at the trainer, for its share.
     """
 
     fetcher: Fetcher

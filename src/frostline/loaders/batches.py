@@ -78,7 +78,7 @@ class Arrivals:
         deliveries: the deliveries by places in the epoch; None where nothing may be handed out now.
         prefetcher: prefetcher that brings them; None where nothing is asked for.
         happened: queue of events of the prefetcher.
-        decoding: decodes the deliveries; None where they come decoded.
+        decoding: pool that decodes the deliveries; None where they come decoded.
     """
 
     deliveries: Iterator[Delivery | None] = field(default_factory=lambda: iter(()))
@@ -124,10 +124,10 @@ class BatchFiller(Closing):
     arrives, as all rows are kept, small batches are filled when the loop asks for them.
 
     Args:
-        steps: gives the batches; None where the next one lacks rows. Run by one thread at a time, whichever.
+        steps: generator of the batches; None where the next one lacks rows. Run by one thread at a time, whichever.
         arrivals: rows that they are made of.
         observe: observer that is told what happened, in the loop's thread.
-        interrupt: frees a thread that waits within a step; safe from any thread.
+        interrupt: function that frees a thread that waits within a step; safe from any thread.
         max_bytes: maximum bytes of finished batches that wait for the loop; one may, whatever its bytes are. None
             bounds nothing.
     """

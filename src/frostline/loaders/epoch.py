@@ -138,7 +138,7 @@ class NextEpochPrefetch(Closing):
     Where an epoch's features are kept for the next one, that one is not asked for before they are: it finds them.
 
     Args:
-        make: gives the rows of the epoch at a place of the run, from 0; None after the last.
+        make: function that gives the rows of the epoch at a place of the run, from 0; None after the last.
         are_apart: True if no epoch has samples of the one before it, and so finds none that was kept.
     """
 

@@ -84,8 +84,8 @@ class DeliveryDecoder:
     """Decodes deliveries of one pass. Safe for the threads of a pool, and for the one that fills batches.
 
     Args:
-        decode: decodes the samples of a batch; None where they come decoded.
-        samples_at: gives the samples at some places of the pass; safe for several threads.
+        decode: function that decodes the samples of a batch; None where they come decoded.
+        samples_at: function that gives the samples at some places of the pass; safe for several threads.
         tell: function that is told of samples that cannot be decoded; safe for several threads.
     """
 
@@ -213,7 +213,8 @@ class FiniteCheck:
 
     Args:
         cuts: every cut by number; the last is the frost line.
-        engine: gives the name of the engine that ran the frozen layers, by the cut where the store side stopped.
+        engine: function that gives the name of the engine that ran the frozen layers, by the cut where the store side
+            stopped.
         is_allowed: count them.
         count: function that is told of how many there were, and in words of the first, where they are allowed.
     """
@@ -277,11 +278,11 @@ class LocalStage:
 
     Args:
         cuts: every cut by number; the last is the frost line, the pixels where there is no model.
-        rest: makes the frozen part from a cut to the frost line, None where nothing is left of it
+        rest: function that makes the frozen part from a cut to the frost line, or None where nothing is left of it
             (``jobs.partition``); None where there is no model.
         device: the place where the rest runs, in torch's words.
         device_batch: rows of every run, filled up with zeros: kernels may round otherwise for other batches.
-        check: looks at rows that are at the frost line; None where no network made them.
+        check: check of rows that are at the frost line; None where no network made them.
 
     Attributes:
         device: the device as given.

@@ -244,7 +244,7 @@ class _Run:
         device: the place where the tensors would be.
         rows: size of the batch.
         is_real: True if absent tensors have values, as while a plan is made.
-        placed: gives the tensor that takes a result's place, where one does.
+        placed: function that gives the tensor that takes a result's place, where one does.
         last: number of operations behind which nothing is absent; None where that is not known yet.
         learns: gradients are on, so that it is seen which values require them.
     """

@@ -62,7 +62,8 @@ class Resident:
         engines: engine of each device for this request; up to the request's own cut if it is not the reference.
         rows: maximum rows of a run, at which the engine is fastest.
         served: function that is called with the device seconds of each use, divided by its tenant's weight.
-        check_rows: refuses a cut at which the rows of a batch change each other; None where the trainer has looked.
+        check_rows: function that refuses a cut at which the rows of a batch change each other; None where the trainer
+            has looked.
     """
 
     prefix: "Prefix"
@@ -110,7 +111,7 @@ class RowChecks:
     """Refuses prefixes that mix the rows of a batch, which may be those of several tenants. Safe for threads.
 
     Args:
-        bridge: looks whether one does.
+        bridge: bridge that runs the prefix on rows, together and apart.
     """
 
     def __init__(self, bridge: TorchBridge) -> None:
@@ -125,7 +126,7 @@ class RowChecks:
             digest: digest of the prefix.
             prefix: prefix to be run.
             cut: cut of it.
-            values: runs it up to there, on up to eight rows.
+            values: function that runs the prefix up to the cut, on up to eight rows.
 
         Raises:
             UnsafeArtifact: if rows change each other, or it fails on all rows that are made up for it.

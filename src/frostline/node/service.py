@@ -77,7 +77,7 @@ class DirectReads:
     waits are read ahead of it, from the local tier or in blocks, as for any request.
 
     Args:
-        opener: opens stores and reads ahead.
+        opener: opener that opens stores and reads ahead.
         account: account whose counters count what is read.
         max_bytes: maximum bytes of a sample; larger ones are skipped.
     """
@@ -164,8 +164,8 @@ class FolderStream:
     """The batches of one answer from a folder.
 
     Args:
-        batches: reads them.
-        cancel: ends the reading after the sample that is being read; safe from any thread.
+        batches: iterator that reads the samples.
+        cancel: function that ends the reading after the sample that is being read; safe from any thread.
     """
 
     def __init__(self, batches: Iterator[FeatureBatch], cancel: Callable[[], None]) -> None:

@@ -78,7 +78,7 @@ class Account:
         settings: settings of the tenant; None for a node without tenants.
         counters: counters of the tenant.
         is_alone: True if there are no other tenants.
-        clock: returns monotonic seconds.
+        clock: clock that returns monotonic seconds.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Tenants:
     Args:
         settings: settings of each tenant; if there are none, everybody may use the node as one tenant.
         counters: counters of the node, to which those of the tenants add up.
-        clock: returns monotonic seconds.
+        clock: clock that returns monotonic seconds.
     """
 
     def __init__(
@@ -428,7 +428,7 @@ class TenantLimits:
     Args:
         account: account of the tenant.
         work: memory for work.
-        devices: returns the number of devices that are given work.
+        devices: function that returns the number of devices that are given work.
     """
 
     def __init__(self, account: Account, work: Pool, devices: Callable[[], int]) -> None:

@@ -74,7 +74,7 @@ class Ask:
     """One request to make now.
 
     Attributes:
-        number: names this attempt; an answer to an older attempt is not taken.
+        number: number of this attempt; an answer to an older attempt is not taken.
         attempt: 1, or more after failures and for a second request.
         samples: samples to ask for, in order; the request without those that arrived in earlier attempts.
         route: the way that they take; the same in every attempt.
@@ -146,7 +146,7 @@ def plan_requests(
         table: the data set.
         rows: ``int64[n]``, rows of the table to ask for; leave out what the cache holds.
         positions: ``int64[n]``, the place in the epoch of each of them, ascending.
-        dealer: chooses each request's length and way.
+        dealer: source that chooses each request's length and way.
     """
     start = 0
     while start < len(positions):

@@ -90,7 +90,7 @@ class Retrying(Wrapped):
         retry_for_s: the time that a call is refused, or fails, before its caller is told.
         requests_per_s: calls that are let through each second, a tenth of them at once; those made again count too.
         now: clock.
-        wait: lets time pass.
+        wait: function that lets time pass.
     """
 
     def __init__(

@@ -97,7 +97,7 @@ class Parts:
     Args:
         out: the file that they will become.
         identity: dependencies of the features; parts of another extraction are removed.
-        ids_at: gives the ids of rows of the manifest.
+        ids_at: function that gives the ids of rows of the manifest.
         ranges: the rows that make up each part.
 
     Raises:
@@ -178,7 +178,7 @@ class Previous:
     Args:
         ids: ``int64[n]``, ids of its samples in the file's order.
         keys: ``uint64[n]``, see ``keys_of``.
-        features_of: gives the features of rows of the file.
+        features_of: function that gives the features of rows of the file.
     """
 
     def __init__(self, ids: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64], features_of: FeaturesOf) -> None:

@@ -81,7 +81,7 @@ class LinkMeter:
     connection would look thinner than it is.
 
     Args:
-        meter: counts what is read from the sockets.
+        meter: meter that counts what is read from the sockets.
         clock: seconds of a monotonic clock.
     """
 
@@ -211,7 +211,7 @@ class Connection(http.client.HTTPConnection):
     Args:
         url: URL of the node.
         deadline_s: the longest silence.
-        meter: counts what crosses.
+        meter: meter that counts the bytes that cross.
         transfers: watch what comes.
         tls: context of TLS; None where the URL asks for none.
     """
@@ -338,7 +338,7 @@ class Connections:
         tls: files of TLS where the URL is an ``https://``; None takes those of the environment.
 
     Attributes:
-        meter: counts what crosses.
+        meter: meter that counts the bytes that cross.
         transfers: tell how fast large bodies come.
 
     Raises:
@@ -724,7 +724,7 @@ def time_limit(seconds: float, end: Callable[[], None], url: str) -> Iterator[No
 
     Args:
         seconds: seconds from now.
-        end: breaks it off, from another thread.
+        end: function that breaks the exchange off, from another thread.
         url: address of the other side, for the sentence.
 
     Raises:

@@ -319,7 +319,7 @@ class Health:
     Attributes:
         version: version of Frostline.
         host: a digest that names the machine; two sides on one host share its cores.
-        hardware: names the processor or accelerator and its threads.
+        hardware: name of the processor or accelerator and its threads.
         memory_bytes: the node's budget.
         roots: URLs under which the node serves data.
         cores: numbers of the processor cores that the node may use; two sides on one host share those in common.

@@ -197,9 +197,10 @@ def whole_parts(
         runner: runner that makes the missing parts.
         plan: the plan of the copy.
         parts: all of the copy.
-        tally: counts them.
-        found: gives what is known of a part that is there from before; None where it is not, or not whole.
-        keep: writes down what is known of a part that was made.
+        tally: tally that counts the parts.
+        found: function that gives what is known of a part that is there from before; None where a part is not there, or
+            not whole.
+        keep: function that writes down what is known of a part that was made.
     """
     whole: dict[int, T] = {}
     made = 0
@@ -251,7 +252,7 @@ class CopiedPart:
         samples: number of samples in it.
         objects: the written objects, by name.
         skipped: samples that could not be read.
-        about: names the values of the metadata that went along; empty where none did.
+        about: digest of the metadata that went along; empty where none did.
     """
 
     number: int

@@ -459,7 +459,8 @@ def folder_splits(folders: Iterable[str], pairs: Callable[[], Iterable[tuple[str
 
     Args:
         folders: first folders of all images.
-        pairs: gives the pairs of first and second folder that there are; the second is empty where there is none.
+        pairs: function that gives the pairs of first and second folder that there are; the second is empty where there
+            is none.
     """
     names = set(folders)
     exact = {name: name.lower() for name in names if is_split(name)}
