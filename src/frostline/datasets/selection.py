@@ -285,9 +285,9 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
     if name is None:
         if find_name((label,), LABEL_FIELDS) is not None and len(manifest.classes):
             return manifest
-        raise SettingError(
-            f"{url} has no column {label!r} of labels, only {', '.join(known)}{suggest_names(label, known)}"
-        )
+        own = known[len(COLUMNS) :]
+        there = f"only {', '.join(own)}" if own else "nor any other: leave the label out where folders are classes"
+        raise SettingError(f"{url} has no column {label!r} of labels, {there}{suggest_names(label, own)}")
     column = manifest.columns.table[name]
     try:
         said = encode_labels(column_labels(plain_column(column), label_text))
@@ -494,12 +494,13 @@ class Selection:
         """
         present = [self.whole.classes[label] for label, count in self.per_label.items() if count and label >= 0]
         if at_least and not present:
-            fields = [name for name in self.whole.columns.table.column_names if name.rpartition(".")[0] in LABEL_FIELDS]
-            other = next(iter(fields), "category")
+            own = self.whole.columns.table.column_names[len(COLUMNS) :]
+            other = next((name for name in own if name.rpartition(".")[0] in LABEL_FIELDS), next(iter(own), None))
+            named = f"; or name one of its columns, such as --label {other} (in Python label={other!r})"
             raise DataError(
-                f"not one of the {len(self.manifest.samples)} samples of {url} has a label: class folders such "
-                f"as cats/1.jpg say them, or a column {' or '.join(LABEL_FIELDS)} of a list or table, and there they "
-                f"are empty or missing; name another column, such as --label {other} (in Python label={other!r})"
+                f"not one of the {len(self.manifest.samples)} samples of {url} has a label: put files into class "
+                f"folders such as cats/1.jpg, or fill a column {' or '.join(LABEL_FIELDS)} of the list or table"
+                f"{named if other else ''}"
             )
         if len(present) < at_least:
             names = ", ".join(repr(name) for name in present)

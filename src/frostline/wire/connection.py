@@ -23,7 +23,7 @@ import numpy as np
 from frostline.core.config import TlsFiles
 from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, Refused, SettingError, Untrusted
 from frostline.core.system import crc32
-from frostline.wire.messages import CHECKSUM_HEADER, answer_checksum
+from frostline.wire.messages import CHECKSUM_HEADER, answer_checksum, reason_of
 from frostline.wire.tls import FollowedContext, client_context
 
 __all__ = (
@@ -707,7 +707,7 @@ class Exchange:
             self._close()
             if is_given_up:  # what a reader then sees is no word of the node's
                 raise NodeUnreachable(f"the request to the node at {self._url} was given up") from error
-            why = str(error) or type(error).__name__
+            why = reason_of(error)
             if isinstance(error, HTTPException) and not isinstance(error, RemoteDisconnected | IncompleteRead):
                 raise AnswerDamaged(f"what came from {self._url} is damaged, or no HTTP: {why[:200]}") from error
             raise NodeUnreachable(f"no connection to the node at {self._url}: {why}") from error
