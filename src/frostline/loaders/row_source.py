@@ -24,7 +24,7 @@ import numpy.typing as npt
 from frostline.cache import TieredCache
 from frostline.core import SampleTable, TensorSpec
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import SettingError, suggest_names
+from frostline.core.errors import SettingError, hint_for
 from frostline.core.events import Observer
 from frostline.core.nouns import widen_bfloat16
 from frostline.core.system import in_background, usable_cores
@@ -265,7 +265,8 @@ class Unpackable:
                 return getattr(self, _FIELDS[name])
             if name in _PIXELS:
                 return self._pixels(name)
-            raise AttributeError(f"a batch has no {name!r}{'' if name[:1] == '_' else suggest_names(name, _HELD)}")
+            hint = "" if name[:1] == "_" else hint_for(name, _HELD) or f"; it has {', '.join(_HELD)}"
+            raise AttributeError(f"a batch has no {name!r}{hint}")
 
 
 _HELD = ("features", "labels", "ids", "mixed", "targets", "images")

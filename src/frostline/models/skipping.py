@@ -101,7 +101,7 @@ class _Crossing:
         feature = features[self.placement.tensor]
         laid = _given(plan, self.placement, features, (len(feature), *self.shape))
         if laid is None:
-            raise ModelError(f"activations of shape {list(feature.shape)} are not those at the frost line")
+            raise ModelError(f"features of shape {[*feature.shape]} do not fit the frost line: give batch.features")
         return laid
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Route, Samples, SampleTable
 from frostline.core.config import LoaderSettings
+from frostline.core.errors import SettingError
 
 __all__ = (
     "FIRST_REQUESTS",
@@ -689,10 +690,18 @@ class BatchAssembler:
         if given != self._layout:
             raise ValueError(f"a batch of rows like {self._layout} cannot take rows like {given}")
 
+    def _new_slabs(self) -> tuple[npt.NDArray[np.generic], ...]:
+        size = self._batch_size
+        try:
+            return tuple(self._memory.empty((size, *shape), dtype) for shape, dtype in self._layout)
+        except MemoryError as error:
+            why = f"a batch of {size} samples does not fit into memory ({error}): give a smaller batch_size"
+            raise SettingError(why) from error
+
     def _copy(self, parts: Sequence[RowRange], start: int, rows: int) -> None:
         """Copy the run's rows from ``start`` on to where the batch is filled up to."""
         if not self._slabs:
-            self._slabs = tuple(self._memory.empty((self._batch_size, *shape), dtype) for shape, dtype in self._layout)
+            self._slabs = self._new_slabs()
         for part in parts:
             some, target = _within(part.places, start, rows, self._filled)
             for slab, column in zip(self._slabs, part.columns, strict=True):
