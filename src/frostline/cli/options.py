@@ -318,10 +318,13 @@ class VerbCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """The values of the options; one of other programs leads to ours, and a missing one says its help."""
+        given = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
-            if error.param is not None:
+            if error.param is not None and error.param.name == "data" and given and not given[0].startswith("-"):
+                error.message = f"Write --data {given[0]}."
+            elif error.param is not None:
                 error.message = getattr(_shortened(error.param), "help", None) or ""
             raise
         except click.NoSuchOption as error:

@@ -368,7 +368,7 @@ def _rates(report: Report) -> list[tuple[str, str]]:
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder for the trained head, the whole network, the report and checkpoints.",
+    help="Folder for the trained head, the whole network, the report and checkpoints. Without it nothing is kept.",
 )
 @resume_option
 @click.option(

@@ -620,12 +620,13 @@ def _features(batch: Batch) -> npt.NDArray[Any]:
 
 def _table(data: Dataset, rows: npt.NDArray[np.int64], features: npt.NDArray[Any]) -> pa.Table:
     labels = data.samples.labels_at(rows)
+    classes = [data.classes[label] if label >= 0 else None for label in labels.tolist()]
     return pa.table(
         {
             "id": pa.array(data.samples.ids_at(rows)),
             "object": pa.array(take_texts(data.names, rows), pa.string()),
             "label": pa.array(labels),
-            "class": pa.array([data.classes[label] for label in labels.tolist()], pa.string()),
+            "class": pa.array(classes, pa.string()),
             "features": tensor_column(features),
         }
     )
