@@ -298,7 +298,7 @@ def test_index_counts_and_finds_the_manifest_again(capsys, folder):
     first = run_json(capsys, "index", "--data", folder)
     assert first["per_class"] == {"circle": 8, "noise": 8, "stripe": 8}
     assert run_json(capsys, "index", "--data", folder)["manifest_found"]
-    assert "24 samples" in run(capsys, "index", "--data", folder)[1]
+    assert run(capsys, "index", "--data", folder)[1].startswith(f"{folder.as_uri()}: 24 samples\n"), "in one line"
 
 
 def test_commands_take_the_last_manifest_with_no_list(capsys, tmp_path):

@@ -322,11 +322,12 @@ class VerbCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
-            if error.param is not None and error.param.name == "data" and given and not given[0].startswith("-"):
-                error.message = f"Write --data {given[0]}."
-            elif error.param is not None:
-                error.message = getattr(_shortened(error.param), "help", None) or ""
-            raise
+            if error.param is None:
+                raise
+            says = str(getattr(_shortened(error.param), "help", None) or "")
+            if error.param.name == "data" and given and not given[0].startswith("-"):
+                says = f"Write --data {given[0]}."
+            raise click.MissingParameter(says, ctx=error.ctx, param=error.param) from error
         except click.NoSuchOption as error:
             names = {opt.lstrip("-").replace("-", "_"): opt for param in self.params for opt in param.opts}
             meant = synonym(error.option_name.lstrip("-").replace("-", "_"), names)
