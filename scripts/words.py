@@ -48,6 +48,15 @@ PARTICIPLES = _words(
     "asked begun built done drawn found given held kept known laid left lent lost made meant met sent shown "
     "sold taken told understood written"
 )
+# A verb without a subject, "gives the rows", leaves open what gives them: a function, a clock, a reader. Words that are
+# nouns as well ("reads", "counts") are verbs where one of ``OBJECTS`` follows.
+THIRD_PERSON = _words(
+    "admits allows asks becomes begins brings builds chooses closes computes contains creates deals decides decodes "
+    "describes divides does ends finds fits frees gets gives goes hands has holds inspects is keeps knows lends lets "
+    "makes maps may needs provides puts refuses releases resolves returns says sees serves sets stops takes tells "
+    "tokenizes tries uses waits writes yields"
+)
+OBJECTS = _words("an any each every how it its the their them this what whether")
 IN_ED = {"bed", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "thread", "weed"}
 FRAGMENTS = PREPOSITIONS | CONJUNCTIONS | PRONOUNS | ADVERBS | ADJECTIVES | PARTICIPLES
 # A function is a verb or a noun. These have no noun behind them, so that they say no more than that something is over
@@ -64,11 +73,11 @@ BARE = (
 FOREIGN = {"cut", "empty", "full", "next", "readable", "seekable", "writable"}
 BANNED = re.compile(r"\b_?(most|least|fewest)_(?!common\b)[a-z_]+", re.IGNORECASE)
 _HEADINGS = ("Args:", "Attributes:")
-_ITEM = re.compile(r"(?P<indent> *)(?P<name>\*{0,2}\w[\w, *]*): (?P<first>\w*)(?P<rest>.*)")
+_ITEM = re.compile(r"(?P<indent> *)(?P<name>\*{0,2}\w[\w, *]*): (?P<first>\w*)(?: (?P<second>\w*))?(?P<rest>.*)")
 
 
 def descriptions(docstring):
-    """The descriptions of arguments and attributes in a docstring: line, name and first word."""
+    """The descriptions of arguments and attributes in a docstring: line, name, first and second word."""
     indent = None
     for number, line in enumerate(docstring.split("\n")):
         if line.strip() in _HEADINGS:
@@ -76,7 +85,7 @@ def descriptions(docstring):
         elif line.strip() and indent is not None and len(line) - len(line.lstrip()) < indent:
             indent = None
         elif indent is not None and (item := _ITEM.fullmatch(line)) and len(item["indent"]) == indent:
-            yield number, item["name"], item["first"]
+            yield number, item["name"], item["first"], item["second"] or ""
 
 
 def docstrings(tree):
@@ -87,9 +96,10 @@ def docstrings(tree):
             yield node.body[0].lineno, node.body[0].value.value
 
 
-def is_fragment(word):
-    """Whether a description that begins with a word, in small letters, begins with no noun, verb, article or number."""
-    return word in FRAGMENTS or (word.endswith("ed") and word not in IN_ED)
+def is_fragment(word, following=""):
+    """Whether a description that begins with these words, in small letters, lacks the noun that it is about."""
+    has_no_subject = word in THIRD_PERSON or (word.endswith("s") and following in OBJECTS)
+    return word in FRAGMENTS or has_no_subject or (word.endswith("ed") and word not in IN_ED)
 
 
 def is_bare(name):
@@ -122,9 +132,9 @@ def fragments(tree):
     """Descriptions that are fragments, and how many descriptions there are."""
     found, count = [], 0
     for start, text in docstrings(tree):
-        for number, name, first in descriptions(text):
+        for number, name, first, second in descriptions(text):
             count += 1
-            if is_fragment(first.lower()):
+            if is_fragment(first.lower(), second.lower()):
                 found.append((start + number, f"the description of {name} begins with {first!r}"))
     return found, count
 

@@ -134,7 +134,7 @@ class QueuedRequest:
     """Rows of one request that wait for the device.
 
     Attributes:
-        number: names it; the lower came first.
+        number: number of the request; the lower came first.
         tenant: tenant that owns it.
         kind: rows of one kind may run together: the same prefix, cut, engine and rows of a run.
         rows: number of rows still to run.

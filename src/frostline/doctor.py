@@ -128,7 +128,7 @@ def attempt(
 
     Args:
         part: the part of the set-up that is looked at.
-        examined: gives the findings.
+        examined: function that gives the findings of one thing that is examined.
         mend: the change that helps where it fails and the error does not say.
         level: level of that finding.
     """

@@ -110,8 +110,8 @@ class Profile:
     """One side's measurement of one prefix.
 
     Attributes:
-        hardware: names the processor or accelerator and its threads; equal names measure alike.
-        host: names the machine (a digest).
+        hardware: name of the processor or accelerator and its threads; equal names measure alike.
+        host: digest that stands for the machine.
         cores: numbers of the processor cores that this side may use; sides of one host that have some in common
             share them.
         engine: engine that ran the prefix.

@@ -143,8 +143,8 @@ class Transport(Protocol):
         Args:
             wanted: measurements that are wanted; trying engines may take minutes where this prefix was never tried on
                 this hardware.
-            cancellation: gives it up from another thread: the node ends what it measures, and the call raises
-                ``Unavailable``.
+            cancellation: cancellation by which another thread gives it up: the node ends what it measures, and the call
+                raises ``Unavailable``.
         """
 
     def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import click
 import pyarrow.parquet as pq
@@ -297,7 +298,7 @@ def test_index_counts_and_finds_the_manifest_again(capsys, folder):
     first = run_json(capsys, "index", "--data", folder)
     assert first["per_class"] == {"circle": 8, "noise": 8, "stripe": 8}
     assert run_json(capsys, "index", "--data", folder)["manifest_found"]
-    assert "24 samples" in run(capsys, "index", "--data", folder)[1]
+    assert run(capsys, "index", "--data", folder)[1].startswith(f"{folder.as_uri()}: 24 samples\n"), "in one line"
 
 
 def test_commands_take_the_last_manifest_with_no_list(capsys, tmp_path):
@@ -428,8 +429,17 @@ def test_extract_refuses_a_file_that_it_cannot_write_before_it_lists_the_data(ca
             ("train", "--data", "{folder}", "--model", "timm:vit_smal_patch16_224", "--until", "x"),
             "did you mean vit_small",
         ),
-        (("train", "--data", "{folder}", "--model", "nothing", "--until", "x"), "names no family"),
-        (("train", "--data", "{folder}", "--model", "no.such:thing", "--until", "x"), "cannot be imported"),
+        (
+            ("train", "--data", "{folder}", "--model", "nothing", "--until", "x"),
+            "timm:nothing or torchvision:nothing",
+        ),
+        (("train", "--data", "{folder}", "--model", "a/b", "--until", "x"), "library it is of: write hf:a/b; or "),
+        (("train", "--data", "{folder}", "--model", "no.such:thing", "--until", "x"), "where it is: PYTHONPATH=FOLDER"),
+        (
+            ("train", "--data", "{folder}", *SMALL, "--label", "kind"),
+            "'kind' of labels, nor any other: leave the",
+        ),
+        (("train", "--data", "{flat}", *SMALL), "put files into class folders such as cats/1.jpg"),
         (("train", "--data", "{folder}", "--model", "support.networks:Small", "--until", "sten"), "did you mean stem"),
         (("train", "--data", "{folder}", *SMALL, "--epochs", "0"), "epochs must be at least 1"),
         (("train", "--data", "{folder}", *SMALL, "--val-share", "1.5"), "val_share"),
@@ -457,7 +467,15 @@ def test_extract_refuses_a_file_that_it_cannot_write_before_it_lists_the_data(ca
         (("serve", "--data-root", "{folder}", "--control-config", "{folder}/none.toml"), "none.toml"),
         (("serve", "--data-root", "{folder}", "--prices", "1,2"), "--prices takes GB,HOUR,CURRENCY"),
         (("serve", "--data-root", "{folder}", "--prices", "1,2,EUR", "--control", "none"), "serves no control plane"),
-        (("train", "--data", "{folder}"), "Missing option"),
+        (("index", "photos/"), "Missing option '--data'. Write --data photos/."),
+        (
+            ("train", "--data", "{folder}", *SMALL, "--targets", "age"),
+            "no column 'age' for targets, only labels",
+        ),
+        (
+            ("train", "--data", "{folder}", "--model", "x:y"),
+            "option '--until'. Last frozen module, such as layer3",
+        ),
     ],
 )
 def test_reports_a_users_mistake_in_one_sentence_with_exit_code_2(capsys, folder, tmp_path, arguments, sentence):
@@ -468,13 +486,46 @@ def test_reports_a_users_mistake_in_one_sentence_with_exit_code_2(capsys, folder
     write_tensors(tmp_path / "other.safetensors", {"a": torch.zeros(1)})
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
-    places = {"folder": folder, "one": one, "other": tmp_path / "other.safetensors"}
+    (tmp_path / "flat").mkdir()
+    (tmp_path / "flat" / "a.png").write_bytes((folder / "circle" / "000.jpg").read_bytes())
+    places = {"folder": folder, "one": one, "flat": tmp_path / "flat", "other": tmp_path / "other.safetensors"}
     places |= {name: tmp_path / name for name in ("empty", "open")}
     code, out, err = run(capsys, *(part.format(**places) for part in arguments))
     assert code == 2
     assert sentence in err
     assert "Traceback" not in err
     assert out == ""
+
+
+NO_MEMORY = [
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nSee the documentation"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    MemoryError(),
+]
+
+
+NOTES = [
+    "the trained network will not be kept: give --out DIR",
+    "{out} has an earlier run, which this one replaces",
+    '"message": "the trained network will not be kept',
+]
+
+
+def test_says_before_training_what_is_lost_and_in_a_sentence_that_memory_is_too_small(
+    capsys, folder, tmp_path, monkeypatch
+):
+    (tmp_path / "frostline.json").write_text("{}")
+    train, out = ("train", "--data", folder, *SMALL), ("--out", tmp_path)
+    for error, options, sentence in zip(NO_MEMORY, ((), out, ("--log-format", "json")), NOTES, strict=True):
+        monkeypatch.setattr("frostline.training.start.begin", Mock(side_effect=error))
+        code, _, err = run(capsys, *train, *options)
+        assert code == 2
+        said, failed = err.splitlines()
+        assert sentence.format(out=tmp_path) in said
+        assert "give a smaller --batch-size" in failed
+    monkeypatch.setattr("frostline.training.start.begin", Mock(side_effect=RuntimeError("something else")))
+    with pytest.raises(RuntimeError, match="something else"):
+        main([str(argument) for argument in train])
 
 
 def test_an_unreachable_node_is_a_one_sentence_error(capsys, folder):

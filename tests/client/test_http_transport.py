@@ -204,7 +204,7 @@ def test_says_that_nothing_listens_at_the_address():
     listening = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
     listening.close()
-    with transport_to(url) as transport, pytest.raises(NodeUnreachable, match="no connection"):
+    with transport_to(url) as transport, pytest.raises(NodeUnreachable, match="listens there; is frostline"):
         transport.health()
 
 

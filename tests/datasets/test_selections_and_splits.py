@@ -280,7 +280,7 @@ def test_saved_splits_are_there_for_everyone_who_lists_the_same(data, tmp_path):
 
 
 def test_refuses_an_unknown_split(data, tmp_path):
-    with pytest.raises(SettingError, match="has no split 'train', and none at all: save_splits"):
+    with pytest.raises(SettingError, match="has no split 'train', nor any: save_splits or frostline index"):
         data["train"]
     data.save_splits({"train": data})
     with pytest.raises(SettingError, match="has no split 'test', only train"):

@@ -201,7 +201,7 @@ def test_lists_of_json_lines_are_read_and_rows_without_a_sample_are_counted(stor
 def test_lists_that_make_no_sense_get_a_sentence(store):
     store.write("a.jpg", b"a")
     assert "its columns are kind, place" in refused(store, "kind,place\na,1\n")
-    assert "its columns are a.jpg, 0" in refused(store, "a.jpg,0\nb.jpg,1\n"), "the first row is no row of names"
+    assert "its first line must name the columns, so write file_name,label" in refused(store, "a.jpg,1\nb.jpg,2\n")
     assert "two columns called 'x'" in refused(store, "url,x,x\na.jpg,1,2\n")
     assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na,1\n")
     assert "labels.csv is no CSV file" in refused(store, "url,label\na.jpg\nb,c,d\n")
@@ -323,8 +323,9 @@ def test_a_node_reads_no_url_outside_of_what_it_serves(tmp_path):
 
 def test_reports_a_list_without_labels(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"a")
-    (tmp_path / "labels.csv").write_text("url,label\na.jpg,\n")
-    with pytest.raises(DataError, match=r"not one of the 1 samples of .* has a label: .*label or cls"):
+    (tmp_path / "labels.csv").write_text("url,label,kind\na.jpg,,1\n")
+    sentence = r"not one of the 1 samples of .* has a label: .*label or cls.* one of its columns, such as --label kind "
+    with pytest.raises(DataError, match=sentence):
         fl.Dataset(tmp_path).selection.require_classes(2, "the list")
 
 
@@ -487,7 +488,7 @@ def test_images_in_no_folder_are_samples_without_classes(tmp_path):
     assert list(data.names) == sorted(IMAGES)
     assert data.classes == ()
     assert len(encoded(data)) == len(IMAGES)
-    with pytest.raises(errors.DataError, match=r"has a label: class folders such as cats/1.jpg say them"):
+    with pytest.raises(errors.DataError, match=r"has a label: put files into class folders such as cats/1.jpg"):
         data.selection.require_classes(2, data.url)
 
 

@@ -7,7 +7,8 @@ from importlib.metadata import version
 
 import pytest
 
-from frostline.engines.machine import version_of, versions
+from frostline.core.errors import SettingError
+from frostline.engines.machine import free_device_bytes, version_of, versions
 
 pytestmark = pytest.mark.usefixtures("plain_starts")
 
@@ -42,3 +43,8 @@ def test_finds_the_version_of_a_package_and_none_of_a_missing_one():
     assert version_of("numpy") == version("numpy")
     assert versions("numpy") == f"numpy-{version('numpy')}"
     assert version_of("no_such_package") is None
+
+
+def test_a_device_that_is_not_there_is_named_with_what_is():
+    with pytest.raises(SettingError, match=r"device cuda:99 cannot be used here \(.+\); cpu is the processor"):
+        free_device_bytes("cuda:99")

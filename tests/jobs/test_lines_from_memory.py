@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import warnings
+from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +20,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import frostline as fl
-from frostline.core.errors import ModelError, SampleError, SettingError
+from frostline.core.errors import ModelError, SampleError, SettingError, UnknownLayer
 from support.images import CLASSES, image_folder
 
 pytestmark = pytest.mark.promise("equal")
@@ -100,7 +101,7 @@ def test_a_batch_is_asked_by_the_names_that_other_libraries_have(photos, quick, 
     assert len(batch) == 4
     with pytest.raises(KeyError, match="did you mean features"):
         batch["fetures"]
-    with pytest.raises(AttributeError, match="a batch has no 'nothing_at_all'"):
+    with pytest.raises(AttributeError, match="a batch has no 'nothing_at_all'; it has features, labels, ids"):
         batch.nothing_at_all  # noqa: B018
     assert copy.copy(pickle.loads(pickle.dumps(batch))).ids.tolist() == batch.ids.tolist()
 
@@ -511,6 +512,28 @@ def test_the_fields_words_lead_to_ours_whatever_is_called(photos):
     with pytest.raises(SettingError, match="give near='http://there'"):
         fl.offload(Small(), photos, node="http://there")
     assert not hasattr(fl, "__wrapped__")
+
+
+def test_what_is_given_in_another_form_is_refused_with_the_form_to_write(photos, job):
+    model = Small()
+    with pytest.raises(SettingError, match="until takes the name of a layer, not the layer: write until='stem'"):
+        fl.freeze(model, until=model.stem)
+    with pytest.raises(UnknownLayer, match=r"no layer 'featurs'; did you mean features\?$"):
+        fl.freeze(nn.Sequential(OrderedDict(features=nn.Conv2d(3, 2, 1), head=nn.Conv2d(2, 2, 1))), until="featurs")
+    with pytest.raises(SettingError, match="near takes a node's address, such as http://store-1:7070, or"):
+        fl.offload(model, photos, near=True)
+    for network in (fl.preprocess.imagenet, fl.preprocess.efficientnet_lite):
+        with pytest.raises(SettingError, match="size takes a whole number, not '224'"):
+            network("224")
+    with pytest.raises(TypeError, match=r"^Job.loader\(\) got .* 'transform': .* in offload\(model, data, tra"):
+        job.loader(4, transform=SCALED)
+    with pytest.raises(SettingError, match=r"a batch of \d+ samples does not fit into memory .*: give a smaller"):
+        next(iter(job.loader(1 << 40)))
+    batch = next(iter(job.loader(4)))
+    with pytest.raises(AttributeError, match=r'a batch has no \'cuda\': write batch = batch.to\("cuda"\)'):
+        batch.cuda()
+    with pytest.raises(ModelError, match=r"\[2, 3, 9, 9\] do not fit the frost line: give batch.features"):
+        job.head(torch.zeros(2, 3, 9, 9))
 
 
 def test_the_whole_network_called_with_features_is_told_of_the_head(job):

@@ -113,9 +113,9 @@ def test_texts_are_given_by_name_so_that_a_second_parameter_need_not_be_the_mask
         (["sound.body", "signl"], "no layer 'signl'"),
         (["sound.body", "spare"], "layer 'spare' is never run"),
         ([], "no layer is named"),
-        (["sound.body", 3], "until takes a text"),
-        ([b"x"], "until takes a text"),
-        (7, "until takes a text"),
+        (["sound.body", 3], "until takes the name of a layer, such as layer4, not 3"),
+        ([b"x"], "until takes the name of a layer, such as layer4, not bytes"),
+        (7, "until takes the name of a layer"),
     ],
 )
 def test_refuses_layers_that_are_none(until, why):

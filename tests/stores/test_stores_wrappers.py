@@ -1,7 +1,6 @@
-"""Stores around stores: late, failing, limited, within a deadline, patient, kept nearby and joined."""
+"""Stores around stores: those that ask again, and those that join neighbouring reads."""
 
 import pickle
-import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
@@ -16,7 +15,7 @@ from frostline.stores.cloud import cloud_store
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Place
 from frostline.stores.reads import BatchedReads
-from frostline.stores.retry import Deadlined, Delayed, Faulty, Limited, Retrying, Wrapped
+from frostline.stores.retry import Retrying, Wrapped
 from frostline.stores.urls import parse_url
 from frostline.testing.stores import (
     ListingTests,
@@ -42,34 +41,6 @@ class Wrappers(ReadingTests, VersionTests, ListingTests, WritingTests, SharingTe
     def staged(self):
         store = self.wrapped(memory())
         return Staged(store=store, put=store.write)
-
-
-class TestDelayed(Wrappers):
-    __test__ = True
-
-    def wrapped(self, store):
-        return Delayed(store, 1.0, wait=lambda seconds: None)
-
-
-class TestFaultyThatNeverFails(Wrappers):
-    __test__ = True
-
-    def wrapped(self, store):
-        return Faulty(store, share=0.0, seed=0)
-
-
-class TestLimited(Wrappers):
-    __test__ = True
-
-    def wrapped(self, store):
-        return Limited(store, 1e9)
-
-
-class TestDeadlined(Wrappers):
-    __test__ = True
-
-    def wrapped(self, store):
-        return Deadlined(store, 60.0)
 
 
 class TestPatient(Wrappers):
@@ -139,49 +110,6 @@ class Throttling(Wrapped):
         return call()
 
 
-def test_a_delay_comes_before_each_call():
-    time = Time()
-    store = Delayed(memory(), 0.25, wait=time.wait)
-    store.write("x", b"x")
-    store.read("x", 0, 1)
-    assert len(list(store.list())) == 1
-    assert time.now_s == 0.75
-
-
-def failures(share, seed, calls=400):
-    store, failed = Faulty(memory(), share=share, seed=seed), []
-    for number in range(calls):
-        try:
-            store.write("x", b"x")
-        except StoreUnavailable:
-            failed.append(number)
-    return failed
-
-
-def test_the_same_seed_fails_the_same_calls():
-    assert failures(0.1, 7) == failures(0.1, 7) != failures(0.1, 8)
-    assert 20 <= len(failures(0.1, 7)) <= 60
-    assert set(failures(0.1, 7)) < set(failures(0.3, 7))
-
-
-def test_limits_requests_a_second_to_a_store():
-    time = Time()
-    store = Limited(memory(), 10, now=time.now, wait=time.wait)
-    for _ in range(21):
-        store.write("x", b"x")
-    assert time.now_s == pytest.approx(2.0)
-
-
-def test_gives_up_and_reports_a_hanging_store():
-    hangs = threading.Event()
-    store = Deadlined(Delayed(memory(), 0, wait=lambda _: hangs.wait()), 0.05)
-    with pytest.raises(StoreUnavailable, match=r"memory://.* did not answer within 0\.05 s"):
-        store.read("x", 0, 1)
-    hangs.set()
-    with pytest.raises(ObjectNotFound):
-        Deadlined(memory(), 60.0).read("x", 0, 1)
-
-
 def test_a_retrying_store_settles_just_under_the_allowed_rate_and_loses_nothing():
     time = Time()
     throttling = Throttling(memory(), 50, time)
@@ -206,33 +134,28 @@ def test_a_retrying_store_waits_as_long_as_the_server_says():
     assert time.now_s >= 7.0
 
 
-def test_gives_up_once_the_retry_time_is_over():
-    time = Time()
-
-    def refuse():
-        time.wait(1.0)
-        return StoreThrottled("slow down")
-
-    store = Retrying(Faulty(memory(), share=1.0, seed=0, error=refuse), retry_for_s=5, now=time.now, wait=time.wait)
-    with pytest.raises(StoreThrottled, match="slow down"):
-        store.read("x", 0, 1)
-    assert 5 <= time.now_s <= 60
-
-
 class Away(Wrapped):
     """Gives no answer from one time until another."""
 
-    def __init__(self, store, time, since_s, until_s):
+    def __init__(self, store, time, since_s, until_s, error=StoreUnavailable):
         super().__init__(store)
         self._time, self._since_s, self._until_s = time, since_s, until_s
-        self.failures = 0
+        self._error, self.failures = error, 0
 
     def _call(self, call):
         self._time.now_s += 1e-3
         if self._since_s <= self._time.now_s < self._until_s:
             self.failures += 1
-            raise StoreUnavailable("no answer")
+            raise self._error("no answer")
         return call()
+
+
+def test_gives_up_once_the_retry_time_is_over():
+    time = Time()
+    refusing = Away(memory(), time, 0, 1e9, error=StoreThrottled)
+    with pytest.raises(StoreThrottled, match="no answer"):
+        Retrying(refusing, retry_for_s=5, now=time.now, wait=time.wait).read("x", 0, 1)
+    assert 5 <= time.now_s <= 60
 
 
 def test_a_store_that_never_answered_is_tried_three_times():

@@ -90,6 +90,18 @@ def test_safetensors_hold_the_same(folder, node, whole, tmp_path):
         assert json.loads(file.metadata()["classes"]) == ["circle", "noise", "stripe"]
 
 
+def test_a_sample_without_a_label_is_of_no_class(folder, tmp_path, node):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("a.jpg", "b.jpg"):
+        shutil.copy(folder / "circle" / "000.jpg", data / name)
+    for listed, label, classes in (("a.jpg,cat\nb.jpg,\n", [0, -1], ["cat", None]), ("", [-1, -1], [None, None])):
+        (data / "labels.csv").write_text(f"file_name,label\n{listed}") if listed else (data / "labels.csv").unlink()
+        extract(settings(data, tmp_path / "f.parquet", node.url), quiet)
+        table = pq.read_table(tmp_path / "f.parquet").sort_by("object")
+        assert (table["label"].to_pylist(), table["class"].to_pylist()) == (label, classes)
+
+
 def test_another_suffix_is_refused_before_anything_is_done(folder, tmp_path):
     with pytest.raises(SettingError, match=r"\.parquet, \.safetensors or \.lance"):
         check_suffix(tmp_path / "f.csv")

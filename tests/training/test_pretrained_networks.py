@@ -13,6 +13,7 @@ from frostline.core.errors import FrostlineError, ModelError, WeightsMissing
 from frostline.core.events import WeightsLoaded
 from frostline.models import freeze
 from frostline.training.networks import load_model
+from frostline.training.pretrained import import_package
 from support.networks import Small
 
 SHUFFLENET = "torchvision:shufflenet_v2_x0_5"
@@ -111,3 +112,10 @@ def test_a_network_is_given_the_pixels_that_its_weights_expect():
 
     assert (preset("resnet18")["shorter"], preset("resnet18")["size"]) == (256, 224)
     assert (preset("efficientnet_b1")["shorter"], preset("efficientnet_b1")["size"]) == (255, 240)
+
+
+def test_a_missing_package_is_named_with_the_line_that_installs_it():
+    with pytest.raises(ModelError, match=r"needs timmm, .*no_such_package.*: pip install timmm$"):
+        import_package("no_such_package", "timmm")
+    with pytest.raises(ModelError, match=r"needs frostline\[demo\], .*: pip install 'frostline\[demo\]'$"):
+        import_package("no_such_package", "frostline[demo]")

@@ -15,7 +15,6 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +24,7 @@ from frostline.cache.keys import RowLayout, Tensors, add_checksum, fill, verify_
 from frostline.core.declared import Count
 from frostline.core.errors import OutOfSpace, SettingError
 from frostline.core.files import is_full, make_private_file, make_private_folder, warn_not_kept
+from frostline.core.nouns import Closing
 
 __all__ = (
     "MIN_BYTES",
@@ -55,7 +55,7 @@ class ScopeUsage:
     """The features of one scope.
 
     Attributes:
-        number: names the scope in the file.
+        number: number of the scope in the file.
         used_s: the time when somebody last asked for one of them or put one there.
         row_bytes: bytes of each.
     """
@@ -449,7 +449,7 @@ class DiskStatistics:
     failed: Count = 0
 
 
-class FeatureStore:
+class FeatureStore(Closing):
     """Features by scope and row, in a folder. A context manager.
 
     Safe for threads and for several processes with the same folder. Nothing that goes wrong on the disk reaches the
@@ -573,14 +573,6 @@ class FeatureStore:
     def close(self) -> None:
         """Close the file. Calling it again does nothing."""
         self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _write(self, scope: bytes, batch: Sequence[tuple[bytes, bytes]], row_bytes: int) -> int | None:
         """Write rows in one transaction: how many were added, or None where the disk refused."""

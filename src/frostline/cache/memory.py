@@ -270,8 +270,8 @@ class TieredCache:
     """A cache in memory with one on disk behind it. Safe for threads.
 
     Args:
-        memory: takes what is put and what is found on disk, as far as it has room.
-        disk: takes what is put; None for memory alone.
+        memory: cache in memory, which takes what is put and what is found on disk, as far as it has room.
+        disk: cache on disk, which takes what is put; None for memory alone.
     """
 
     def __init__(self, memory: FeatureCache, disk: DiskCache | None) -> None:

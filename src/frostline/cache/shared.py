@@ -294,7 +294,7 @@ class SharedStore:
     time, do no harm.
 
     Args:
-        store_at: opens the store at the root of the cache, or at a folder within it.
+        store_at: function that opens the store at the root of the cache, or at a folder within it.
         budget_bytes: the most bytes under the root, by all nodes; several that write at once may go a little beyond.
         memory_bytes: the most for rows that wait to be written, and to remember where rows lie.
         wait_s: the longest that one call of ``get_into`` takes.

@@ -121,7 +121,7 @@ class JobProgress:
 
     Args:
         stream: the place where text goes; None is the standard error.
-        display: shows and updates an output, as ``IPython.display.display`` does; None is that one where it is in a
+        display: function that shows and updates an output; None takes ``IPython.display.display`` where it is in a
             notebook.
         clock: seconds of a monotonic clock.
     """

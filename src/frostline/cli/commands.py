@@ -41,6 +41,8 @@ _USERS = (AccessDenied, BadRequest, Forbidden, OverBudget, Untrusted)
 
 # Of descriptors: this process may have no more, or the whole system has none left.
 _USED_UP = (errno.EMFILE, errno.ENFILE)
+# In what torch says of memory that a processor or an accelerator does not have.
+_NO_MEMORY = ("out of memory", "allocate memory", "bad_alloc")
 
 _MODEL = "demo:efficientnet_lite0"
 
@@ -146,16 +148,26 @@ def run(arguments: Sequence[str] | None, began_at: float) -> None:
         code = _fail(str(error), FAILED)
     except BrokenPipeError:
         code = FAILED
-    except OSError as error:  # met by a library, or in a temporary folder
-        if not is_full(error) and error.errno not in _USED_UP:
+    except (OSError, MemoryError, RuntimeError) as error:  # met by a library, or in a temporary folder
+        sentence = _of_system(error) if isinstance(error, OSError) else _of_memory(error)
+        if sentence is None:
             raise
-        code = _fail(_of_system(error), MISTAKEN)
+        code = _fail(sentence, MISTAKEN)
     finally:
         end_logs()
     sys.exit(code if isinstance(code, int) else DONE)
 
 
-def _of_system(error: OSError) -> str:
+def _of_memory(error: MemoryError | RuntimeError) -> str | None:
+    why = str(error).partition("\n")[0]
+    if not isinstance(error, MemoryError) and not any(word in why for word in _NO_MEMORY):
+        return None
+    return f"this process has too little memory{f' ({why[:300]})' if why else ''}: give a smaller --batch-size"
+
+
+def _of_system(error: OSError) -> str | None:
+    if not is_full(error) and error.errno not in _USED_UP:
+        return None
     at = f" {error.filename}" if error.filename else ""
     if is_full(error):
         return f"no space left to write{at or f' a file ({gettempdir()} has the temporary ones)'}: free some"

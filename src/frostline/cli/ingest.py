@@ -17,10 +17,7 @@ from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preproc
 
 if TYPE_CHECKING:
     from frostline.datasets import Dataset
-    from frostline.datasets.copy.cql import WriteResult
-    from frostline.datasets.copy.parts import PartRunner
-    from frostline.datasets.copy.ready import Ingested
-    from frostline.datasets.copy.repack import Repacked
+    from frostline.datasets.copy.parts import CopyResult, PartRunner
 
 __all__ = ("FORMS", "ingest")
 
@@ -132,10 +129,8 @@ def ingest(
     data = data if where is None else data.select(where)
     if format == "ready":
         _ready(data, destination, on, as_json=as_json, **options)
-    elif format == "cql":
-        _into_table(data, destination, on, as_json=as_json, **options)
     else:
-        _copied(data, destination, format, on, as_json=as_json, **options)
+        _keep_encoded(data, destination, format, on, as_json=as_json, **options)
 
 
 @contextmanager
@@ -173,51 +168,42 @@ def _ready(source: "Dataset", destination: str, on: str | None, *, as_json: bool
     say(f"applied: {applied}")
 
 
-def _copied(source: "Dataset", destination: str, format: str, on: str | None, *, as_json: bool, **options: Any) -> None:
+def _keep_encoded(
+    source: "Dataset",
+    destination: str,
+    format: str,
+    on: str | None,
+    *,
+    as_json: bool,
+    resize: int | None,
+    object_size: int,
+    preprocess: str | None,
+    dtype: str,
+    **options: Any,
+) -> None:
+    from frostline.datasets.copy.cql import put_into_table
     from frostline.datasets.copy.repack import repack
 
-    if options["preprocess"] is not None or options["dtype"] != "uint8":
+    if preprocess is not None or dtype != "uint8":
         raise SettingError(f"--preprocess and --dtype are for --format ready; {format} keeps encoded images")
+    where = ""
+    done: CopyResult
     with _working(on) as shown:
-        done = repack(
-            source,
-            destination,
-            format,
-            shorter_side=options["resize"],
-            part_bytes=options["object_size"],
-            workers=options["workers"],
-            skip_allowance=options["skip_allowance"],
-            verify=options["verify"],
-            **shown,
-        )
+        if format == "cql":
+            done = put_into_table(source, destination, shorter_side=resize, **options, **shown)
+            made = f"{done.made} rows written now"
+        else:
+            done = repacked = repack(
+                source, destination, format, shorter_side=resize, part_bytes=object_size, **options, **shown
+            )
+            where, made = f"in {repacked.objects} objects ", f"{done.made} of {repacked.parts} parts copied now"
     if as_json:
         print_json(done.to_json())
-        return
-    _say(done, f"in {done.objects} objects ", f"{done.made} of {done.parts} parts copied now")
+    else:
+        _say(done, where, made)
 
 
-def _into_table(source: "Dataset", destination: str, on: str | None, *, as_json: bool, **options: Any) -> None:
-    from frostline.datasets.copy.cql import put_into_table
-
-    if options["preprocess"] is not None or options["dtype"] != "uint8":
-        raise SettingError("--preprocess and --dtype are for --format ready; cql keeps encoded images")
-    with _working(on) as shown:
-        done = put_into_table(
-            source,
-            destination,
-            shorter_side=options["resize"],
-            workers=options["workers"],
-            skip_allowance=options["skip_allowance"],
-            verify=options["verify"],
-            **shown,
-        )
-    if as_json:
-        print_json(done.to_json())
-        return
-    _say(done, "", f"{done.made} put now")
-
-
-def _say(done: "Ingested | Repacked | WriteResult", where: str, made: str) -> None:
+def _say(done: "CopyResult", where: str, made: str) -> None:
     say(
         f"{done.samples} samples {where}of together {in_bytes(done.nbytes)} at {done.url}; "
         f"{made}, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"

@@ -44,6 +44,7 @@ __all__ = (
     "log",
     "log_format_option",
     "log_or_say",
+    "note",
     "progress",
     "trace_option",
 )
@@ -89,6 +90,14 @@ def log_or_say(sentence: str) -> None:
         log("failed", level=logging.ERROR, message=sentence)
     else:
         say(f"frostline: {sentence}", err=True)
+
+
+def note(sentence: str) -> None:
+    """Say on stderr what is good to know before a verb begins, or log it where logs are structured."""
+    if _handlers():
+        log("note", message=sentence)
+    else:
+        say(sentence, err=True)
 
 
 def progress() -> AbstractContextManager[Observer]:

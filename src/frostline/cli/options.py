@@ -324,9 +324,17 @@ class VerbCommand(click.Command):
         return [*params, _HELP_ALL] if len(self.params) > _ARE_MANY else params
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The values of the options; one that other programs have leads to ours."""
+        """The values of the options; one of other programs leads to ours, and a missing one says its help."""
+        given = list(args)
         try:
             return super().parse_args(ctx, args)
+        except click.MissingParameter as error:
+            if error.param is None:
+                raise
+            says = str(getattr(_shortened(error.param), "help", None) or "")
+            if error.param.name == "data" and given and not given[0].startswith("-"):
+                says = f"Write --data {given[0]}."
+            raise click.MissingParameter(says, ctx=error.ctx, param=error.param) from error
         except click.NoSuchOption as error:
             names = {opt.lstrip("-").replace("-", "_"): opt for param in self.params for opt in param.opts}
             meant = synonym(error.option_name.lstrip("-").replace("-", "_"), names)

@@ -119,7 +119,7 @@ def print_json_line(value: Any) -> None:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)
 ) -> None:
-    """Print a table on stdout.
+    """Print a table on stdout; of one without rows the title alone.
 
     Args:
         title: the title above it.
@@ -127,9 +127,7 @@ def print_table(
         rows: rows of cells.
         left: places of the columns that stand to the left and may be folded; the others hold numbers.
     """
-    table = Table(
-        title=text(title), box=SIMPLE_HEAD, title_justify="left", title_style="bold", show_header=any(columns)
-    )
+    table = Table(box=SIMPLE_HEAD, show_header=any(columns))
     for place, column in enumerate(columns):
         if place in left:
             table.add_column(column, overflow="fold")
@@ -139,7 +137,11 @@ def print_table(
         table.add_row(*map(text, row))
     # Who reads a file or a pipe wants whole lines; a table takes no more room than it needs.
     console = Console()
-    (console if console.is_terminal else Console(width=_WIDE)).print(table)
+    console = console if console.is_terminal else Console(width=_WIDE)
+    # Not the table's own title, which would be folded to the table's width.
+    console.print(text(title), style="bold", soft_wrap=True)
+    if rows:
+        console.print(table)
 
 
 DONE = 0

@@ -16,7 +16,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from frostline.cli.logs import log_format_option, progress, trace_option
+from frostline.cli.logs import log_format_option, note, progress, trace_option
 from frostline.cli.options import as_json, command, epochs_option, job_options, policy_option
 from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table, say
 from frostline.core import EXACT
@@ -368,7 +368,7 @@ def _rates(report: Report) -> list[tuple[str, str]]:
     "--out",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder for the trained head, the whole network, the report and checkpoints.",
+    help="Folder for the trained head, the whole network, the report and checkpoints. Without it nothing is kept.",
 )
 @resume_option
 @click.option(
@@ -401,6 +401,10 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
         refuse_changes(resume)
         out = resume
     settings = TrainSettings(job=job, out=out, **how)
+    if out is None:
+        note("the trained network will not be kept: give --out DIR to keep it")
+    elif resume is None and RunConfig.is_in(out):
+        note(f"{out} has an earlier run, which this one replaces")
     with progress() as observe, begin(job, observe, min_classes=2) as begun:
         for warning in setup_warnings(resume) if resume is not None else ():
             observe(warning)

@@ -177,7 +177,7 @@ class BalancedTransport:
 
         Args:
             name: name of the node; one that left keeps its connections.
-            make: makes the way to it.
+            make: function that makes the way to the new node.
 
         Raises:
             Unavailable: It does not answer.

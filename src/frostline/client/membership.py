@@ -128,8 +128,9 @@ class Membership:
     Args:
         near: addresses of nodes and of lists of nodes.
         transport: transport whose nodes come and go.
-        make: makes the way to a node.
-        probe: makes a way to a node on which it is asked whether it is there; closed after that.
+        make: function that makes the way to a node, from its URL.
+        probe: function that makes a way to a node on which it is asked whether it is there; that way is closed
+            afterwards.
         watch: function that is told who comes and goes.
     """
 
@@ -378,8 +379,8 @@ def connect_balanced(
 
     Args:
         near: addresses of nodes and of lists of nodes.
-        make: makes the way to a node.
-        probe: makes a way to a node on which it is asked whether it is there.
+        make: function that makes the way to a node, from its URL.
+        probe: function that makes a way to a node on which it is asked whether it is there.
         left_out: function that is told of a node that cannot run an engine.
         watch: function that is told who comes and goes.
         patience_s: seconds, as of ``BalancedTransport``.

@@ -64,8 +64,8 @@ def steady_clock(
     of who has gone would be kept for as long.
 
     Args:
-        wall: returns seconds since 1970, and may jump.
-        monotonic: returns seconds that only grow.
+        wall: clock that returns seconds since 1970, and may jump.
+        monotonic: clock that returns seconds that only grow.
     """
     began_s = wall() - monotonic()
     return lambda: began_s + monotonic()
@@ -152,7 +152,7 @@ class ControlPlane:
     Args:
         state: the state.
         store: file of its records.
-        clock: returns seconds since 1970; None takes a ``steady_clock``.
+        clock: clock that returns seconds since 1970; None takes a ``steady_clock``.
         audit: log of who changed what and was refused; None keeps none.
 
     Attributes:

@@ -37,7 +37,7 @@ class ControlFollower:
 
     Args:
         link: way to the control plane.
-        limit: bounds the requests under way and their bytes from now on.
+        limit: function that bounds the requests under way and their bytes from now on.
         maximum: bounds of the process itself, which a share never exceeds.
         kind: ``window`` or ``io``.
         beside: stages of the same process, such as its cache.
@@ -187,7 +187,7 @@ class ControlFollower:
         """A request that goes when it may.
 
         Args:
-            fetch: makes it.
+            fetch: function that makes the request.
         """
         self.begin()
         return PacedRows(self, fetch)
@@ -233,7 +233,7 @@ class PacedRows:
 
     Args:
         follower: follower of the job.
-        fetch: makes the request.
+        fetch: function that makes the request.
     """
 
     def __init__(self, follower: ControlFollower, fetch: Callable[[], Iterator[FeatureBatch]]) -> None:

@@ -297,7 +297,7 @@ class CacheStage:
     Args:
         job: name of the job that it works for.
         max_bytes: bytes that it may take by its own settings, which a share never exceeds.
-        held_bytes: returns the bytes that it holds.
+        held_bytes: function that returns the number of bytes that the cache holds.
         bound: function that sets the maximum bytes that it keeps from now on.
     """
 

@@ -49,7 +49,7 @@ class AuditLog:
 
     Args:
         path: the file; one of 64 MiB is put aside, and four of these are kept. None writes nothing.
-        clock: returns seconds since 1970.
+        clock: clock that returns seconds since 1970.
 
     Attributes:
         is_kept: True if anything is written.

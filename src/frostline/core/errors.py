@@ -351,6 +351,7 @@ _INSTEAD: Mapping[str, str] = {
     "filter": "write data.select(\"label == 'cat'\"), or data.take(mask) with a value for each sample",
     "generator": "the order is drawn from numbers: give seed=0 and epoch=0",
     "map": "a function changes samples as they are loaded: write loader(data, batch_size=32, map=function)",
+    "cuda": 'write batch = batch.to("cuda")',
     "pin_memory": "batches for a model on a GPU are pinned by themselves, so leave pin_memory out; "
     "settings=LoaderSettings(pin_memory=True) forces it",
     "prefetch_factor": "the window of what is read ahead tunes itself, so leave prefetch_factor out; "
@@ -364,6 +365,11 @@ _INSTEAD: Mapping[str, str] = {
     "sort": "write data.take(numpy.argsort(data.targets))",
     "split": 'splits are asked for by name: Dataset("photos")["train"]',
     "streaming": "data is read where it lies, so leave streaming out",
+    **dict.fromkeys(
+        ("preprocess", "transform"),
+        "{name} is said where the data is named, as in offload(model, data, {name}=...); a loader has map=function for "
+        "samples and augment=function for batches",
+    ),
     "target_transform": "map=function changes a sample with its label",
     "unique": "write set(data.column(name).to_pylist()), or data.classes",
     "train": 'splits are asked for by name: Dataset("photos")["train"]',
@@ -381,7 +387,7 @@ def suggest_names(name: str, known: Iterable[str]) -> str:
 
     Words that other libraries have for the same thing are near, however they are spelt.
     """
-    known = list(known)
+    known = list(dict.fromkeys(known))
     meant = synonym(name, known)
     matches = [meant] if meant else difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     if not matches:

@@ -5,6 +5,8 @@ What a node answers: activations at a cut, or encoded samples, with the ids they
 Samples as columns: where the bytes of each one are, and its label.
 
 How values look in notebooks: a small table of names and texts, escaped, without any library.
+
+What is closed at the end of a ``with`` block.
 """
 
 import hashlib
@@ -13,7 +15,8 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Protocol, overload
+from types import TracebackType
+from typing import Any, Protocol, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +32,7 @@ __all__ = (
     "REFERENCE",
     "UNPACKED",
     "URLS",
+    "Closing",
     "FeatureBatch",
     "Levels",
     "PackedTensor",
@@ -47,6 +51,22 @@ __all__ = (
     "take_texts",
     "widen_bfloat16",
 )
+
+
+class Closing:
+    """A context manager that closes itself at the end of its block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of everything."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

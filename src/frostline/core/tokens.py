@@ -39,8 +39,8 @@ class TokenTable:
     Args:
         server: name of the server in sentences, such as ``"this node"``.
         holders: owners of tokens; without any, nobody is known.
-        clock: returns seconds since 1970.
-        monotonic: returns monotonic seconds.
+        clock: clock that returns seconds since 1970.
+        monotonic: clock that returns monotonic seconds.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class FollowedFile:
 
     Args:
         path: the file, which was read before.
-        read: reads it again; raises ``SettingError`` where it makes no sense.
-        monotonic: returns monotonic seconds.
+        read: function that reads the file again; raises ``SettingError`` where the file makes no sense.
+        monotonic: clock that returns monotonic seconds.
     """
 
     def __init__(self, path: Path, read: Callable[[], None], monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -611,7 +611,7 @@ class Dataset(_KnownNames, ShownInNotebooks):
         names = (*self.splits_brought, *saved)
         if name in self.columns:
             raise SettingError(f"{name!r} is no split but a column: write data.column({name!r})")
-        known = f"only {', '.join(names)}" if names else "and none at all: save_splits and index --split make them"
+        known = f"only {', '.join(names)}" if names else "nor any: save_splits or frostline index --split makes them"
         raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
 
 

@@ -160,7 +160,7 @@ class Workers(Generic[T]):
     Args:
         reader: reader of the samples.
         threads: the number of threads.
-        stack: ends them.
+        stack: stack that ends the threads when it is closed.
     """
 
     def __init__(self, reader: SequentialReader, threads: int, stack: ExitStack) -> None:
@@ -175,7 +175,7 @@ class Workers(Generic[T]):
         Args:
             samples: the samples to read; see ``SequentialReader.read``.
             names: names of the samples.
-            work: is given a row and its bytes, or why there are none. Called from several threads.
+            work: function of a row and its bytes, or of why there are none; called from several threads.
         """
         made: list[Future[T]] = [Future()] * len(samples)
         under_way: set[Future[T]] = set()

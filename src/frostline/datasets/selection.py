@@ -289,8 +289,8 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
     if name is None:
         if find_name((label,), LABEL_FIELDS) is not None and len(manifest.classes):
             return manifest
-        others = f"only {', '.join(known)}" if known else "and no other"
-        raise SettingError(f"{url} has no column {label!r} of labels, {others}{suggest_names(label, known)}")
+        there = f"only {', '.join(known)}" if known else "nor any other: leave the label out where folders are classes"
+        raise SettingError(f"{url} has no column {label!r} of labels, {there}{suggest_names(label, known)}")
     column = manifest.columns.table[name]
     try:
         said = encode_labels(column_labels(plain_column(column), label_text))
@@ -313,12 +313,12 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
     )
 
 
-def _likely_label(schema: pa.Schema) -> str:
-    """The column to name as that of labels: a field of one that is called so, else the first of texts."""
+def _likely_label(schema: pa.Schema) -> str | None:
+    """The column to name as that of labels: a field of one that is called so, else the first of texts, if any."""
     names = [field.name for field in schema if field.name not in (*TAKEN, SOURCE, SPLIT)]
     fields = [name for name in names if name.rpartition(".")[0] in LABEL_FIELDS]
     texts = [name for name in names if is_text(simple_type(schema.field(name).type))]
-    return next(iter((*fields, *texts)), "category")
+    return next(iter((*fields, *texts)), None)
 
 
 def values_of(columns: ManifestColumns, rows: SelectedRows | None, name: str) -> pa.ChunkedArray:
@@ -506,10 +506,11 @@ class Selection:
         present = [self.whole.classes[label] for label, count in self.per_label.items() if count and label >= 0]
         if at_least and not present:
             other = _likely_label(self.whole.columns.table.schema)
+            named = f"; or name one of its columns, such as --label {other} (in Python label={other!r})"
             raise DataError(
-                f"not one of the {len(self.manifest.samples)} samples of {url} has a label: class folders such "
-                f"as cats/1.jpg say them, or a column {' or '.join(LABEL_FIELDS)} of a list or table, and there they "
-                f"are empty or missing; name another column, such as --label {other} (in Python label={other!r})"
+                f"not one of the {len(self.manifest.samples)} samples of {url} has a label: put files into class "
+                f"folders such as cats/1.jpg, or fill a column {' or '.join(LABEL_FIELDS)} of the list or table"
+                f"{named if other else ''}"
             )
         if len(present) < at_least:
             names = ", ".join(repr(name) for name in present)

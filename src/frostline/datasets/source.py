@@ -313,7 +313,7 @@ class NodeListing:
         changed: policy for changed objects, see ``Dataset``.
         cache: folder in which manifests are kept.
         token: secret with which to ask the node; None takes ``FROSTLINE_TOKEN``.
-        sleep: waits so many seconds.
+        sleep: function that waits so many seconds.
     """
 
     nodes: tuple[str, ...]

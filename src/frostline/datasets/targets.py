@@ -165,10 +165,10 @@ def _column_called(name: str, names: Sequence[str], url: str) -> str:
     likely += [f"meta_{name}"] if name in TAKEN else []
     found = next((known for known in (*likely, name) if known in names), None) or find_name(names, (name,))
     if found is None:
+        own = [known for known in names if known not in TAKEN]
         raise SettingError(
-            f"{url} has no column {name!r} for targets, only {', '.join(names)}{suggest_names(name, names)}; "
-            f"lists of more "
-            "than 256 values are in no manifest: bring them with Dataset.with_columns"
+            f"{url} has no column {name!r} for targets, only {', '.join(own) or 'labels'}{suggest_names(name, own)}; "
+            "lists of more than 256 values are in no manifest: bring them with Dataset.with_columns"
         )
     return found
 

@@ -58,7 +58,7 @@ class _Entry:
 
     Attributes:
         offer: the offer.
-        make: builds it, from its name and what it is to be made from.
+        make: function that builds the engine, from its name and what it is to be made from.
         devices: kinds of device that it runs on.
         packages: packages that it needs beside torch.
         extra: extra of Frostline, which brings them.

@@ -34,6 +34,7 @@ from importlib.metadata import PackageNotFoundError, packages_distributions, ver
 from pathlib import Path
 from types import ModuleType
 
+from frostline.core.errors import SettingError
 from frostline.core.system import usable_cores
 
 __all__ = (
@@ -367,10 +368,17 @@ def free_bytes(device: str) -> int:
 
     Args:
         device: the device in torch's words.
+
+    Raises:
+        SettingError: This machine, or its PyTorch, has no such device.
     """
     import torch
 
-    found, _ = torch.cuda.mem_get_info(device)
+    try:
+        found, _ = torch.cuda.mem_get_info(device)
+    except (AssertionError, RuntimeError, ValueError) as error:  # torch's, by what is lacking
+        why = str(error).partition("\n")[0]
+        raise SettingError(f"device {device} cannot be used here ({why}); cpu is the processor") from error
     return found
 
 

@@ -158,7 +158,7 @@ def converted_files(folder: Path | None, name: str, make: Callable[[Path], None]
     Args:
         folder: folder of one prefix and cut; made if it is missing. None keeps nothing beyond the context.
         name: name of the files, with the versions of the libraries that made them.
-        make: writes into the empty folder that it is given.
+        make: function that writes into the empty folder that it is given.
     """
     if folder is None:
         with tempfile.TemporaryDirectory() as alone:

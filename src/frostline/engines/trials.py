@@ -154,9 +154,9 @@ def try_briefly(
         name: name of the engine.
         cut: number of the cut.
         reference: the reference's features of the samples that judge.
-        alone: runs what it is given while no network is run, in a process that does other work too; None where this
-            process does nothing else.
-        keep: takes the engine once it was measured, by its name; None where it is not to be used.
+        alone: function that runs a trial while no network is run, in a process that does other work too; None where
+            this process does nothing else.
+        keep: function that takes the engine once it was measured, by its name; None where it is not to be used.
     """
     trial = replace(_empty(name, cut), rows=subject.rows[0], threads=subject.threads[0])
     pixels = subject.inputs(name)

@@ -375,7 +375,7 @@ class RequestHandler:
         upstream: the upstream to the node.
         row_cache: row cache of all jobs.
         room: bytes under way.
-        deliver: lends and sends rows; raises ``ClientDisconnected`` where nobody takes them.
+        deliver: function that lends and sends rows; raises ``ClientDisconnected`` where nobody takes them.
     """
 
     request: FeatureRequest

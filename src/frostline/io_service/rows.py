@@ -90,7 +90,7 @@ class RowFetch:
     """Rows that one request fetches; others may wait for them. ``RowCache`` guards all of it but ``close``.
 
     Args:
-        close: ends the fetching from any thread; called once nobody wants what it brings.
+        close: function that ends the fetching from any thread; called once nobody wants what it brings.
     """
 
     def __init__(self, close: Callable[[], None]) -> None:

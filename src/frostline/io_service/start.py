@@ -236,7 +236,7 @@ class IoCollector(Collector):
     """Metrics of an I/O service, with ``frostline_io_`` in front. Safe for threads.
 
     Args:
-        statistics: gives what ``IoService.statistics`` does.
+        statistics: function that gives what ``IoService.statistics`` does.
     """
 
     def __init__(self, statistics: Callable[[], Mapping[str, Any]]) -> None:
@@ -267,7 +267,7 @@ def serve_metrics(
 
     Args:
         address: ``HOST:PORT`` to listen on.
-        statistics: gives what ``IoService.statistics`` does.
+        statistics: function that gives what ``IoService.statistics`` does.
         names: names by which it may be asked beside its address (``requests.OwnNames``).
 
     Raises:

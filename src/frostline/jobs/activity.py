@@ -126,7 +126,7 @@ class ActivityMeter:
 
     Args:
         progress: progress of its passes.
-        collector: counts what it did.
+        collector: collector that counts what the job did.
         transport: way to its nodes, which counts what crosses.
         router: router of the job.
         cuts: cuts of the job by number.
@@ -294,7 +294,7 @@ def start_follower(
         cache_policy: policy of its caches.
         nodes: addresses of its nodes, as they were given.
         activity: function that describes the work of this process.
-        close: closes the rest of the job.
+        close: function that closes the rest of the job.
 
     Raises:
         SettingError: The address of the control plane is none.

@@ -39,11 +39,12 @@ class Beginning:
         engine: engine of the node.
         situation: situation that the plan is made from.
         plan: plan of an earlier job; None if there is none yet.
-        measuring: measures later.
+        measuring: measurements that are made later; None where there are none.
         refused: the reason why the node does not run the network, so that encoded samples come instead; None where it
             does.
-        both_sides: deals to both sides as each is free; None where the plan or the node alone counts.
-        trainer: runs the whole frozen part at the trainer; None where eager torch does.
+        both_sides: router that deals requests to both sides as each is free; None where the plan or the node alone
+            counts.
+        trainer: engine that runs the whole frozen part at the trainer; None where eager torch does.
     """
 
     engine: NodeEngine

@@ -44,7 +44,7 @@ def reach(
         settings: the way that the job asks.
         node: settings of the node in this process.
         left_out: function that is told of a node that cannot run an engine, by its URL.
-        stack: closes what was made.
+        stack: stack that closes what was made.
         observe: observer that is told which nodes come and go.
 
     Raises:

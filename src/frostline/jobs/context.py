@@ -54,7 +54,7 @@ class JobContext:
         data: the samples.
         preprocess: the steps from encoded bytes to the network's input.
         transport: the transport to the node.
-        asking: waits where it is full.
+        asking: policy that waits where the node is full.
         cuts: cuts of the network, by number.
         prefix: the frozen part; None where there is none to ship.
         shipment: prefix as it is uploaded.

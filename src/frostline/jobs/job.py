@@ -5,8 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from frostline.core import REFERENCE, Cut, Route, Samples, TensorSpec
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import NetworkChanged, SettingError, add_hints
 from frostline.core.events import SetupWarning
+from frostline.core.nouns import Closing
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import steps_left_of
 from frostline.jobs.activity import ActivityMeter, PassProgress, start_follower
@@ -51,17 +51,17 @@ class JobParts:
     """What of a job depends on its network, and is made anew with its frozen part.
 
     Attributes:
-        fetcher: makes the job's requests.
+        fetcher: fetcher that makes the job's requests.
         scope: dependencies of what is kept of its features.
         worker_setup: setup of the job in a worker.
         router: router that chooses the cut and codec of the next request.
-        measuring: measures while the job runs; None where nothing is to be measured.
+        measuring: measurements that are made while the job runs; None where nothing is to be measured.
         cuts: the cuts by number.
         head: trainable rest of the network; None where there is no model.
         fallback: the reason why the network was not cut as it stands; None where it was.
-        watch: makes what notices changes of the network, given the head; None where there is no model.
+        watch: function that makes a watch for changes of the network, given the head; None where there is no model.
         behind: frozen layers behind the frost line, in words; empty where there are none.
-        here: gives the name of the engine that runs all frozen layers at the trainer, for its share.
+        here: function that gives the name of the engine that runs all frozen layers at the trainer, for its share.
     """
 
     fetcher: Fetcher
@@ -77,7 +77,7 @@ class JobParts:
     here: Callable[[], str] = lambda: REFERENCE
 
 
-class Job(JobTable):
+class Job(JobTable, Closing):
     """Features of a data set for a training loop; made by ``offload``.
 
     Use it as a context manager, or call ``close``.
@@ -159,14 +159,6 @@ class Job(JobTable):
     def __repr__(self) -> str:
         near = "" if self._near is None else f", near {self._near}"
         return f"Job({len(self._data):,} samples of {self._data.url}, frost line {self.frost_line.name!r}{near})"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def data(self) -> Dataset:

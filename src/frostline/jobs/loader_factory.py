@@ -116,7 +116,7 @@ def fetch_from(
 
     Args:
         fetcher: fetcher of the job.
-        fetch: makes what makes requests with a fetcher.
+        fetch: function that makes the source of rows, from what makes requests.
     """
     transport = fetcher.transport
     if not isinstance(transport, OwnsBlocks):
@@ -141,9 +141,9 @@ def finite_check(
     Args:
         cuts: every cut by number.
         engine: engine that runs the frozen layers at the node.
-        collector: counts rows that are not finite.
+        collector: collector that counts rows that are not finite.
         settings: say whether there may be any.
-        here: gives the name of the engine that runs all of them at the trainer.
+        here: function that gives the name of the engine that runs all frozen layers at the trainer.
     """
     return FiniteCheck(
         cuts,
@@ -239,15 +239,15 @@ class LoaderFactory:
 
     Attributes:
         data: data of the job.
-        fetcher: makes its requests.
+        fetcher: fetcher that makes the job's requests.
         cache_policy: cache policy of the features that are kept.
         router: router that chooses the cut and codec of the next request.
-        collector: knows what is unreadable.
+        collector: collector that knows which samples are unreadable.
         settings: the way that the job asks.
         tuner: tuner of its windows.
         observe: observer that is told what happens.
         tensors: tensors that cross the frost line.
-        follower: keeps its requests to what a control plane says; None where there is none.
+        follower: follower that keeps the job's requests to what a control plane says; None where there is none.
     """
 
     data: Dataset

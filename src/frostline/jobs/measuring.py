@@ -107,7 +107,7 @@ class Stage:
 
     Attributes:
         is_worth: True if that pays, by the samples that are left and the samples a second until now.
-        measure: does it.
+        measure: function that takes the measurement.
     """
 
     is_worth: IsWorth

@@ -127,6 +127,8 @@ def offload(
         Refused: The node does not serve the data, or does not run the network; the message says why.
     """
     check_type("settings", settings, LoaderSettings, NoneType)
+    if not isinstance(near, str | Sequence | NoneType):
+        raise SettingError(f"near takes a node's address, such as http://store-1:7070, or a list of them, not {near!r}")
     data = dataset_from(data, near, None if settings is None else settings.token)
     if isinstance(node, str):
         raise SettingError(f"node takes the settings of a node in this process: for one elsewhere give near={node!r}")

@@ -105,7 +105,7 @@ class PartitionedModel:
         not_averaged: the reason why its gradients are not averaged over processes, though the user's are; None where
             all is well.
         tokenizer: JSON of the tokenizer that is shipped with its frozen part; empty where samples are images.
-        watch: makes what notices later changes of the network, given its head.
+        watch: function that makes a watch for later changes of the network, given its head.
     """
 
     parts: CutNetwork
@@ -128,7 +128,7 @@ class PartitionedModel:
 
         Args:
             model: see ``offload``.
-            preprocess: makes the samples that it takes.
+            preprocess: preprocessing that makes the samples that the model takes.
             frozen_in_eval: see ``offload``.
             may_shorten: run frozen layers on texts of their own length, where that gives the same but for the order of
                 sums.
@@ -259,7 +259,7 @@ class PartitionedModel:
 
         Args:
             context: context of the job.
-            cancellation: gives it up.
+            cancellation: cancellation by which another thread ends the waiting.
             samples_left: number of samples that the job has still to compute, for which trials must pay.
         """
         trial_s = context.settings.trial_s

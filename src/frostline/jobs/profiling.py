@@ -64,7 +64,7 @@ class ProfileKey:
 
     Attributes:
         prefix: the digest.
-        hardware: names the processor or accelerator and its threads.
+        hardware: name of the processor or accelerator and its threads.
         engine: engine that ran it, with its version.
         device_batch: rows of a run.
         codecs: codecs that were to be measured.

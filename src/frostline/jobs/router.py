@@ -64,7 +64,7 @@ class BothSides:
     """A ``RequestSource`` of samples to both sides of a job, each where it should be done first. Safe for threads.
 
     Args:
-        ways: deals them; used through this alone.
+        ways: rule that deals the requests; it is used through this object alone.
     """
 
     def __init__(self, ways: ShortestWait) -> None:
@@ -169,7 +169,8 @@ class Router:
         transport: transport whose connections are measured.
         cores: number of cores that this process may use.
         clocks: clocks to read.
-        both_sides: deals to both sides as each is free, as long as there is no plan; None where ``shares`` count.
+        both_sides: router that deals requests to both sides as each is free, as long as there is no plan; None where
+            ``shares`` count.
     """
 
     def __init__(
@@ -421,8 +422,10 @@ class PlanFollower:
     Args:
         tell: function that is told of each event, and of what it changes.
         router: router of the job.
-        measured: gives what changes because of measurements beside the loop; None where nothing is measured there.
-        usage: measures how busy each part is; told of beginnings and ends of passes, and of a batch now and then.
+        measured: function that gives what changes because of measurements beside the loop; None where nothing is
+            measured there.
+        usage: observer that measures how busy each part is; it sees where passes begin and end, and a batch now and
+            then.
     """
 
     def __init__(

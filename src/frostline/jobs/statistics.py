@@ -126,7 +126,7 @@ class UseTeller:
         clock: function that returns the time in seconds.
 
     Attributes:
-        counts: gives what was asked of each node so far; None before there is a way to them.
+        counts: function that gives what was asked of each node so far; None before there is a way to the nodes.
     """
 
     def __init__(self, log: SkipLog | None, clock: Callable[[], float] = time.monotonic) -> None:

@@ -77,9 +77,9 @@ class UsageMeter:
 
     Args:
         transport: way to the nodes, whose counters and connections are read.
-        collector: counts what the job does, and sees its loop.
-        rejected: gives the number of samples that the cache had no room for.
-        follower: keeps the job's requests to its share of a control plane; None where there is none.
+        collector: collector that counts what the job does, and sees its loop.
+        rejected: function that gives the number of samples that the cache had no room for.
+        follower: follower that keeps the job's requests to its share of a control plane; None where there is none.
         has_own_process: the node works in a process of its own, and not in this one.
     """
 

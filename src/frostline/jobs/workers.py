@@ -68,7 +68,8 @@ class WorkerSetup:
         engine: engine of the node, as it is when the job goes to a process.
         tried: samples that engines are tried on.
         skipped: samples skipped by all processes of the job; None where those cannot be told.
-        forked: serves processes that are forked; None where they read by themselves, as those do that are spawned.
+        forked: processes that are forked and served by this one; None where each worker reads by itself, as spawned
+            ones do.
     """
 
     data: Dataset

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 import numpy as np
@@ -24,6 +23,7 @@ from frostline.cache import TieredCache
 from frostline.core import FeatureBatch, SampleTable
 from frostline.core.errors import DataError, SettingError
 from frostline.core.events import Event, Observer
+from frostline.core.nouns import Closing
 from frostline.core.system import in_background
 from frostline.loaders.fetch import jitter
 from frostline.loaders.local_stage import THREADS as DECODING
@@ -78,7 +78,7 @@ class Arrivals:
         deliveries: the deliveries by places in the epoch; None where nothing may be handed out now.
         prefetcher: prefetcher that brings them; None where nothing is asked for.
         happened: queue of events of the prefetcher.
-        decoding: decodes the deliveries; None where they come decoded.
+        decoding: pool that decodes the deliveries; None where they come decoded.
     """
 
     deliveries: Iterator[Delivery | None] = field(default_factory=lambda: iter(()))
@@ -115,7 +115,7 @@ class FilledBatch:
     kept: int
 
 
-class BatchFiller:
+class BatchFiller(Closing):
     """The finished batches of a pass, for one thread at a time. A context manager.
 
     A row is copied into its batch as soon as its place there is certain, by the thread that brought it, or the one
@@ -124,10 +124,10 @@ class BatchFiller:
     arrives, as all rows are kept, small batches are filled when the loop asks for them.
 
     Args:
-        steps: gives the batches; None where the next one lacks rows. Run by one thread at a time, whichever.
+        steps: generator of the batches; None where the next one lacks rows. Run by one thread at a time, whichever.
         arrivals: rows that they are made of.
         observe: observer that is told what happened, in the loop's thread.
-        interrupt: frees a thread that waits within a step; safe from any thread.
+        interrupt: function that frees a thread that waits within a step; safe from any thread.
         max_bytes: maximum bytes of finished batches that wait for the loop; one may, whatever its bytes are. None
             bounds nothing.
     """
@@ -163,11 +163,6 @@ class BatchFiller:
         self._listen(self._fill_in_passing)
         self._schedule()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __iter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from frostline.core import FeatureBatch, SampleTable
 from frostline.core.errors import OrderMismatch, SettingError
-from frostline.core.nouns import array_dtype
+from frostline.core.nouns import Closing, array_dtype
 from frostline.core.system import usable_cores
 from frostline.loaders.arguments import check_epochs
 from frostline.loaders.batches import Arrivals, BatchBuilder, CachedRows, FilledBatch
@@ -132,13 +132,13 @@ class EpochStream:
         self._cached.interrupt()
 
 
-class NextEpochPrefetch:
+class NextEpochPrefetch(Closing):
     """A run of epochs. Use it as a context manager, in one thread.
 
     Where an epoch's features are kept for the next one, that one is not asked for before they are: it finds them.
 
     Args:
-        make: gives the rows of the epoch at a place of the run, from 0; None after the last.
+        make: function that gives the rows of the epoch at a place of the run, from 0; None after the last.
         are_apart: True if no epoch has samples of the one before it, and so finds none that was kept.
     """
 
@@ -154,12 +154,6 @@ class NextEpochPrefetch:
         self._now = -1
         self._is_handed_out = False
         self._prefetcher: Prefetcher | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def rows(self, place: int, source: RowSource) -> tuple[EpochStream, AbstractContextManager[Arrivals]]:
         """The rows of the epoch there, and what arrives of it.

@@ -90,7 +90,7 @@ class WorkerState:
     """A loader as values.
 
     Attributes:
-        maker: makes it again.
+        maker: description that makes the loader again.
         epoch: epoch of the loader.
         ranks: ranks that share it. Those of another process cannot speak to each other: who sends it there compares
             (``ArrayLoader.agree``).

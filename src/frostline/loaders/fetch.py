@@ -143,16 +143,17 @@ class Fetcher:
         reading: the way that the bytes at its samples' addresses are found.
         preprocess: the preprocess, declared once for both sides.
         shipment: the prefix; None where there is no model.
-        local_stage: computes the rest of the frozen part.
+        local_stage: stage that computes the rest of the frozen part.
         engine: engine that runs the prefix at the node, and may be another one in the next request.
         arrived: functions called with the way and the content of every batch, as it came.
         done: function that is called with the way and the number of rows that are at the frost line, or could not be
             read.
         dropped: function that is called with the way and the number of rows that come no more.
-        tried: asks for what engines are tried on; None for a request's own samples, which calibrate them otherwise.
+        tried: request for the samples on which engines are tried; None for a request's own samples, which calibrate
+            them otherwise.
         unfit: numbers of the cuts at which the engine cannot be used, which has been tried up to the plan's own.
         closed: set when the job is, for this and all that were made of it: nobody answers any more.
-        pace: makes each exchange when the job's share of a control plane allows it; None where there is none.
+        pace: pace that makes each exchange when the job's share of a control plane allows it; None where there is none.
     """
 
     transport: Transport
@@ -430,7 +431,7 @@ class RetryPolicy:
         retry_for_s: the time for each thing that is asked for, from its first refusal on.
         observe: observer that is told of every wait, before it.
         clock: seconds of a monotonic clock.
-        wait: lets so many seconds pass.
+        wait: function that lets so many seconds pass.
         jitter: see ``delay_s``.
     """
 

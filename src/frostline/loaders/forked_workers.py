@@ -40,7 +40,7 @@ def serve_forked(
         data: data that it reads.
         settings: the way that the job asks.
         node: settings of the node in this process.
-        stack: ends it.
+        stack: stack that ends the service when it is closed.
     """
     if nodes or sys.platform != "linux":
         return None

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from heapq import heapify, heappush
 from itertools import count
-from typing import Final, Protocol, Self
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from frostline.core import Cut, FeatureBatch, Samples, SampleTable, Skipped, View
 from frostline.core.errors import NotFinite, SampleError
 from frostline.core.events import Observer, SampleSkipped
-from frostline.core.nouns import array_dtype, finite_rows, is_finite
+from frostline.core.nouns import Closing, array_dtype, finite_rows, is_finite
 from frostline.core.system import in_background, usable_cores
 from frostline.prefetch import NextRequest, RequestSource
 from frostline.prefetch.requests import Delivery, Memory, Slabs
@@ -84,8 +84,8 @@ class DeliveryDecoder:
     """Decodes deliveries of one pass. Safe for the threads of a pool, and for the one that fills batches.
 
     Args:
-        decode: decodes the samples of a batch; None where they come decoded.
-        samples_at: gives the samples at some places of the pass; safe for several threads.
+        decode: function that decodes the samples of a batch; None where they come decoded.
+        samples_at: function that gives the samples at some places of the pass; safe for several threads.
         tell: function that is told of samples that cannot be decoded; safe for several threads.
     """
 
@@ -112,7 +112,7 @@ class DeliveryDecoder:
         return replace(delivery, positions=delivery.positions[there], batch=batch)
 
 
-class DecodePool:
+class DecodePool(Closing):
     """The rows of a pass, decoded; for one thread at a time. A context manager.
 
     What waits in the window stays encoded, which for a photograph is a tenth of its pixels. A piece of rows is decoded
@@ -136,12 +136,6 @@ class DecodePool:
         self.is_starved = False
         self._pool = ThreadPoolExecutor(threads, THREADS, in_background)
         self._listener: Callable[[], None] | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def listen(self, listener: Callable[[], None] | None) -> None:
         """Have a function called on the thread that decoded some rows, each time; None calls none."""
@@ -219,7 +213,8 @@ class FiniteCheck:
 
     Args:
         cuts: every cut by number; the last is the frost line.
-        engine: gives the name of the engine that ran the frozen layers, by the cut where the store side stopped.
+        engine: function that gives the name of the engine that ran the frozen layers, by the cut where the store side
+            stopped.
         is_allowed: count them.
         count: function that is told of how many there were, and in words of the first, where they are allowed.
     """
@@ -283,11 +278,11 @@ class LocalStage:
 
     Args:
         cuts: every cut by number; the last is the frost line, the pixels where there is no model.
-        rest: makes the frozen part from a cut to the frost line, None where nothing is left of it
+        rest: function that makes the frozen part from a cut to the frost line, or None where nothing is left of it
             (``jobs.partition``); None where there is no model.
         device: the place where the rest runs, in torch's words.
         device_batch: rows of every run, filled up with zeros: kernels may round otherwise for other batches.
-        check: looks at rows that are at the frost line; None where no network made them.
+        check: check of rows that are at the frost line; None where no network made them.
 
     Attributes:
         device: the device as given.

@@ -117,7 +117,7 @@ class RequestPlanner:
     Attributes:
         segments: segments that were planned. They are made as requests are drawn.
         asked: all places below this that must be asked for were drawn.
-        owned: divides the samples by the nodes that own them; None where any node will do.
+        owned: requests that divide the samples by the nodes that own them; None where any node will do.
     """
 
     def __init__(self, source: RowSource, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:

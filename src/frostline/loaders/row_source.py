@@ -24,7 +24,7 @@ import numpy.typing as npt
 from frostline.cache import TieredCache
 from frostline.core import SampleTable, TensorSpec
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import SettingError, suggest_names
+from frostline.core.errors import SettingError, hint_for
 from frostline.core.events import Observer
 from frostline.core.nouns import widen_bfloat16
 from frostline.core.system import in_background, usable_cores
@@ -68,7 +68,7 @@ class BlockSource:
     """What reads an epoch's samples in blocks.
 
     Attributes:
-        open: makes the reads of a pass; None where neighbours are no faster together.
+        open: function that makes the reads of a pass; None where neighbours are no faster together.
         order: order of an epoch; of any, since all have the same groups.
     """
 
@@ -129,7 +129,7 @@ class BlockPrefetch:
     time, and the link is never left alone.
 
     Args:
-        reads: is told.
+        reads: block reads, which are told what will be asked for.
         blocks: blocks of the order.
         samples: the table that the order is one of.
         order: order of the epoch.
@@ -265,7 +265,8 @@ class Unpackable:
                 return getattr(self, _FIELDS[name])
             if name in _PIXELS:
                 return self._pixels(name)
-            raise AttributeError(f"a batch has no {name!r}{'' if name[:1] == '_' else suggest_names(name, _HELD)}")
+            hint = "" if name[:1] == "_" else hint_for(name, _HELD) or f"; it has {', '.join(_HELD)}"
+            raise AttributeError(f"a batch has no {name!r}{hint}")
 
 
 _HELD = ("features", "labels", "ids", "mixed", "targets", "images")
@@ -397,24 +398,26 @@ class RowSource:
     """Where a loader's rows come from; made by a job.
 
     Attributes:
-        fetch: makes one request and yields rows at the frost line.
+        fetch: function that makes one request and yields rows at the frost line.
         dealer: dealer that chooses the cut and codec of the next request.
-        cache: keeps features between epochs; None where they differ from epoch to epoch.
+        cache: cache that keeps features between epochs; None where they differ from epoch to epoch.
         unreadable: ids that are known to be unreadable; they are not asked for again.
         settings: settings of the window.
         observe: observer that is told what happens.
         catch_up: function that passes on events of workers; called from the loop's thread.
         has_targets: the last tensor of every row is its sample's mask.
-        finisher: gives batches their declared targets and maps their samples; None where there is nothing to do.
+        finisher: finisher that gives batches their declared targets and maps their samples; None where there is nothing
+            to do.
         tuner: tuner of the windows' bounds; None leaves them as they are set.
         memory: the place where batches lie; None for memory of this process.
         tensors: tensors of every row, its mask apart, where that is known beforehand.
-        blocks: reads samples in blocks before they are asked for; None where nobody does.
+        blocks: source that reads samples in blocks before they are asked for; None where nobody does.
         begins_short: the first requests of a window are shorter; not where a network runs, which rows fill up.
-        decode: decodes what ``fetch`` brings encoded; None where it brings nothing that is. For several threads.
+        decode: function that decodes what ``fetch`` brings encoded; None where it brings nothing that is. Safe for
+            several threads.
         max_finished_bytes: maximum bytes of finished batches that wait for the loop; the last of them may be more. None
             where the window bounds them, which holds their rows.
-        owned: divides a pass's samples by the nodes that own them; None where any node will do.
+        owned: function that divides a pass's samples by the nodes that own them; None where any node will do.
         fetch_from: the fetch from as ``fetch``, of nodes by their names, the one to ask first in front.
         are_images: features are the pixels of images, on which no network was run.
     """

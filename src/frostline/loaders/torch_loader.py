@@ -413,7 +413,7 @@ class Loader(Skippable, IterableDataset[Batch]):
 
     Args:
         arrays: the same batches as NumPy arrays, which become tensors without a copy.
-        augment: changes each batch, by seed and epoch; None leaves it as it is.
+        augment: augmentation of each batch, by seed and epoch; None leaves batches as they are.
 
     In a worker of ``DataLoader`` (``batch_size=None``) it makes connections of its own, and the workers take its steps
     in turn, so that together they give its batches in its order. The loader in the process that made them learns

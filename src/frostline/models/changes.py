@@ -230,7 +230,7 @@ class FrozenWatch:
         part: the frozen part; None where it could not be cut, and there is nothing but its head.
         head: the trainable rest.
         minds_modes: frozen modules must stay in eval mode; else they run so whatever their mode is.
-        guard: guards the network against a job's features, and returns what ends that.
+        guard: function that guards the network against a job's features, and returns what ends that.
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from frostline.core.config import check_type
-from frostline.core.errors import ModelError, UnknownLayer, add_hints, suggest_names
+from frostline.core.errors import ModelError, SettingError, UnknownLayer, add_hints, suggest_names
 from frostline.models.modules import AnyInputs, all_in_eval, input_specs, modes, resolved_path, unwrap, zeros
 from frostline.models.tracing import autograd_leaves, cast_inputs
 
@@ -62,13 +62,22 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
     check_type("model", model, nn.Module)
     paths: list[Any] = list(until) if isinstance(until, list | tuple) else [until]
     for path in paths:
-        check_type("until", path, str)
+        if not isinstance(path, str):
+            raise SettingError(f"until takes the name of a layer{_name_meant(model, path)}")
     inner, paths = unwrap(model), [resolved_path(model, path) for path in paths]
     if len(paths) == 1:
         _freeze(inner, paths[0], input_shape)
     else:
         _freeze_several(inner, paths, input_shape)
     return model
+
+
+def _name_meant(model: nn.Module, given: object) -> str:
+    """End a sentence about what is no name of a layer; a layer itself has one."""
+    names = [name for name, module in model.named_modules() if module is given and name]
+    if names:
+        return f", not the layer: write until={names[0]!r}"
+    return f", such as layer4, not {given if isinstance(given, int) else type(given).__name__}"
 
 
 def _freeze(model: nn.Module, until: str, inputs: AnyInputs) -> None:

@@ -95,7 +95,7 @@ def fold_constants(
     Args:
         graph: the frozen part.
         known: values, as ``_foldable`` gives them.
-        tensors: finds the tensors that a graph's leaves name.
+        tensors: function that finds the tensors that a graph's leaves name.
     """
     names = {name for values in known.values() for name in values}
     wanted = [node.name for node in graph.nodes if node.name in names]

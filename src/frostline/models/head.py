@@ -246,7 +246,7 @@ class HeadGraph:
     Attributes:
         graph: the graph from the frost line to the network's outputs.
         places: the places, which of the tensors that cross the frost line it takes, in the order of its inputs.
-        runner: runs the graph.
+        runner: runner of the graph.
         leaves: the function, for each leaf of the graph, that gives the network's own tensor: ``.to()`` replaces
             buffers.
     """

@@ -206,7 +206,7 @@ def is_mixing(prefix: Prefix, run: Callable[[Arrays], Sequence[npt.NDArray[np.ge
 
     Args:
         prefix: the frozen part that is run.
-        run: gives arrays ``[n, ...]`` of a batch of up to eight rows, an array for each input.
+        run: function that gives arrays ``[n, ...]`` of a batch of up to eight rows, an array for each input.
 
     Raises:
         ModelError: It does not run on any rows that can be made up for it.

@@ -101,7 +101,7 @@ class _Crossing:
         feature = features[self.placement.tensor]
         laid = _given(plan, self.placement, features, (len(feature), *self.shape))
         if laid is None:
-            raise ModelError(f"activations of shape {list(feature.shape)} are not those at the frost line")
+            raise ModelError(f"features of shape {[*feature.shape]} do not fit the frost line: give batch.features")
         return laid
 
 
@@ -244,7 +244,7 @@ class _Run:
         device: the place where the tensors would be.
         rows: size of the batch.
         is_real: True if absent tensors have values, as while a plan is made.
-        placed: gives the tensor that takes a result's place, where one does.
+        placed: function that gives the tensor that takes a result's place, where one does.
         last: number of operations behind which nothing is absent; None where that is not known yet.
         learns: gradients are on, so that it is seen which values require them.
     """

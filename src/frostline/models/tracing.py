@@ -286,7 +286,7 @@ def observe_run(model: nn.Module, run: Callable[[], Any], seed: int, *, gradient
 
     Args:
         model: model whose buffers a run may change.
-        run: runs it once, in some variant.
+        run: function that runs the network once, in some variant.
         seed: seed of the random numbers that it draws.
         gradients: compute those of the trained parameters too.
     """

@@ -241,8 +241,8 @@ class SharedDecoder:
         memory: the tenant's access to the pool for encoded samples and the buffers of decoding.
         slots: one slot per image that may be decoded at once; more may be read at once, to hide the store's latency.
         counters: counters of the request.
-        reads: sees whether reads end.
-        apart: decodes in processes of the tenant, where strangers ask; None decodes in this one.
+        reads: watch that sees whether reads end.
+        apart: function that decodes in processes of the tenant, where strangers ask; None decodes in this process.
     """
 
     memory: RequestMemory
@@ -260,7 +260,7 @@ class StoredSamples:
         samples: samples of the request.
         counters: counters of the request.
         here: samples on the node's own disk; None if none are kept.
-        reads: sees whether reads end; None where nobody asks whether they do.
+        reads: watch that sees whether reads end; None where nobody asks whether they do.
     """
 
     def __init__(

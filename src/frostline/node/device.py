@@ -83,7 +83,7 @@ class QueuedRows:
         slab: ``[work.run_rows, ...]``, whose first ``rows`` belong to the request. Rows of others may be put behind
             those that still have to run.
         rows: number of rows of the request.
-        future: resolves to the tensors at the cut, with at least these rows, which come first.
+        future: future that resolves to the tensors at the cut, with at least these rows, which come first.
         served: function that is called with device seconds that were used, divided by the tenant's weight.
         is_apart: True to run without rows of others, because a shared run has failed.
         has_begun: True if some rows run or have run, so that the future cannot be cancelled any more.
@@ -178,7 +178,7 @@ class ExclusiveCall:
         account: account of the tenant that asks.
         is_abandoned: True if the request was cancelled. Safe for threads.
         call: call to run.
-        future: resolves to the result of the call.
+        future: future that resolves to the result of the call.
         has_begun: True if it runs, so that the future cannot be cancelled any more.
         left: 1 until the call has run.
         nbytes: memory that is taken for it; it may then run between two operations of another tenant's run. None where
@@ -235,7 +235,7 @@ class Device:
     Args:
         name: device in torch's notation.
         memory: pool for the activations of the run, and of the next run that begins during its last pieces.
-        rule: decides what runs next.
+        rule: rule that decides what runs next.
         fair_shares: order between tenants; charged for every run.
         counters: counters of the node.
     """
@@ -722,7 +722,7 @@ class Devices:
         Args:
             calls: calls by the numbers of the devices.
             account: account of the tenant that asks.
-            scope: cancels them.
+            scope: scope that cancels the calls.
             nbytes: memory that each takes; see ``ExclusiveCall``.
 
         Returns:

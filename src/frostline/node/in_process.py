@@ -29,7 +29,7 @@ class LocalTransport:
     ``bytes_received`` counts the bytes that the node read from the store, since only those cross a network here.
 
     Args:
-        node: answers the requests.
+        node: node that answers the requests.
     """
 
     def __init__(self, node: Node) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn
 
 from frostline.batching import readable_bytes
 from frostline.core.config import cache_folder
 from frostline.core.errors import Overloaded, UnsafeArtifact
 from frostline.core.files import FileCache
+from frostline.core.nouns import Closing
 from frostline.core.processes import Worker
 from frostline.core.system import STARTED, __version__
 from frostline.wire.messages import error_from_json
@@ -48,7 +48,7 @@ def kept_inspections() -> FileCache:
     return FileCache(cache_folder() / "inspections", ".json")
 
 
-class Inspector:
+class Inspector(Closing):
     """Inspects prefixes in child processes, one at a time per tenant. A context manager; safe for threads.
 
     With ``fork`` the inspecting process is a fork of this one, which must have no threads yet; it shares the memory of
@@ -128,14 +128,6 @@ class Inspector:
             if not self._is_closed:
                 self._is_closed = True
                 self._process.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _answered(self, request: bytes, longest_s: float, tenant: str) -> bytes:
         with self._lock:

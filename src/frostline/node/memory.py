@@ -252,7 +252,7 @@ class RequestMemory:
 
     Args:
         pool: pool to reserve from.
-        claim: returns the claim of the next piece of work.
+        claim: function that returns the claim of the next piece of work.
         max_bytes: maximum that the tenant may hold; None for no such limit.
     """
 
@@ -414,7 +414,7 @@ class Readers:
         threads: number of threads.
         maximum: maximum number of threads that work for one tenant; the others stay free for other tenants.
         weights: the tenants' weights by name; 1 for those who are not named.
-        clock: returns seconds.
+        clock: clock that returns seconds.
     """
 
     def __init__(

@@ -226,7 +226,7 @@ class Trainings:
 
     Args:
         settings: settings of the node, with the number of trainings and their memory.
-        hold: returns a context that keeps a prefix resident.
+        hold: function that returns a context that keeps a prefix resident.
         charge: function that is called with an account and the core seconds of its training.
         tenants: returns the names of all tenants.
     """

@@ -229,7 +229,7 @@ class EncodedOutput:
 
     Args:
         samples: samples of the request.
-        reader: reads the samples.
+        reader: reader of the samples.
         memory: access to the memory for batches.
         max_rows: maximum rows of a batch.
     """
@@ -292,11 +292,11 @@ class Decoded:
         reader: reads and decodes the samples.
         sample: shape and type of one decoded sample.
         memory: access to the memory for batches.
-        packing: packs the answers.
+        packing: packing of the answers.
         max_rows: maximum rows of a batch.
-        run: runs the prefix on the pixels; None ships the pixels.
+        run: run of the prefix on the pixels; None ships the pixels.
         min_rows: minimum rows of a run of the prefix.
-        kept: returns the cached features for a number of rows per run; None without a cache.
+        kept: function that returns the cached features for a number of rows per run; None without a cache.
 
     Raises:
         OverBudget: if not even ``min_rows`` samples fit, or not even eight at cut 1.

@@ -123,7 +123,7 @@ def batches(
     some, so that no two requests can wait for each other.
 
     Args:
-        output: makes batches from samples.
+        output: output that makes batches from samples.
         memory: access to the memory for batches.
         readers: executor whose threads read samples.
         scope: cancel scope of the request; cancelled too if the request fails or is closed early.
@@ -198,8 +198,8 @@ class BatchStream:
     """The batches of one request, in its order. A batch's memory is released when the next batch is asked for.
 
     Args:
-        batches: makes the batches.
-        cancel: cancels the work of the request; called when the stream is closed before its end.
+        batches: iterator that makes the batches.
+        cancel: function that cancels the work of the request; called when the stream is closed before its end.
         on_end: function that is called once, with the stream and how it ended, when no work of it is left.
     """
 
@@ -547,7 +547,7 @@ def embedding_inputs(
         maximum: maximum count of numbers in the answer.
         memory: the tenant's access to the memory for decoding, in which texts are tokenized.
         is_abandoned: True if the request was cancelled.
-        apart: tokenizes in processes of the tenant; None does it in this one.
+        apart: function that tokenizes in processes of the tenant; None does it in this process.
 
     Raises:
         BadRequest: the inputs are not of the network's kind, or it gives several tensors.

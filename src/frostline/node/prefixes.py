@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from io import BytesIO
-from types import TracebackType
-from typing import IO, TYPE_CHECKING, Self
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +21,7 @@ from cachetools import LRUCache
 from frostline.batching import readable_bytes
 from frostline.core import REFERENCE, Cut, Levels
 from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownPrefix, UnsafeArtifact
+from frostline.core.nouns import Closing
 from frostline.engines.protocols import Arrays, Engine, Footprint, PipelinedEngine, RunningBatch
 from frostline.node.memory import Cancelled, CancelScope, RequestMemory
 from frostline.node.statistics import Counters
@@ -62,7 +62,8 @@ class Resident:
         engines: engine of each device for this request; up to the request's own cut if it is not the reference.
         rows: maximum rows of a run, at which the engine is fastest.
         served: function that is called with the device seconds of each use, divided by its tenant's weight.
-        check_rows: refuses a cut at which the rows of a batch change each other; None where the trainer has looked.
+        check_rows: function that refuses a cut at which the rows of a batch change each other; None where the trainer
+            has looked.
     """
 
     prefix: "Prefix"
@@ -110,7 +111,7 @@ class RowChecks:
     """Refuses prefixes that mix the rows of a batch, which may be those of several tenants. Safe for threads.
 
     Args:
-        bridge: looks whether one does.
+        bridge: bridge that runs the prefix on rows, together and apart.
     """
 
     def __init__(self, bridge: TorchBridge) -> None:
@@ -125,7 +126,7 @@ class RowChecks:
             digest: digest of the prefix.
             prefix: prefix to be run.
             cut: cut of it.
-            values: runs it up to there, on up to eight rows.
+            values: function that runs the prefix up to the cut, on up to eight rows.
 
         Raises:
             UnsafeArtifact: if rows change each other, or it fails on all rows that are made up for it.
@@ -400,7 +401,7 @@ _TURN_S = 8.0
 _RETRY_AFTER_S = 1.0
 
 
-class Upload:
+class Upload(Closing):
     """One upload of a prefix. A context manager, which releases everything.
 
     Args:
@@ -504,14 +505,6 @@ class Upload:
                     retry_after_s=_RETRY_AFTER_S,
                 )
             self._held.enter_context(memory)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class PieceUpload(Upload):

@@ -107,7 +107,7 @@ class MeasuredReference:
 
     Args:
         run: prefix of the request.
-        seconds: returns the measured seconds per sample up to each cut, a row for each measurement.
+        seconds: function that returns the measured seconds per sample up to each cut, a row for each measurement.
         cuts: cuts of the prefix.
     """
 
@@ -354,9 +354,9 @@ class Profiler:
 
     Args:
         settings: settings of the node.
-        opener: opens the resources of requests.
+        opener: opener of the resources of requests.
         resources: memory and threads of the node.
-        bridge: gives access to torch and to the trials of engines.
+        bridge: bridge to torch and to the trials of engines.
     """
 
     def __init__(

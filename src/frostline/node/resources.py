@@ -75,7 +75,7 @@ class Resources:
         devices: devices that run prefixes.
         readers: threads that read and decode samples.
         waiters: threads that only wait for stores, for reading ahead.
-        gate: admits requests.
+        gate: gate that admits requests.
         decoders: processes that decode for tenants; started by the first sample.
     """
 
@@ -116,7 +116,8 @@ class Resources:
 
         Args:
             account: account of the tenant that asks.
-            device_s: returns the expected device seconds of its next batch; 0 if it needs no device.
+            device_s: function that returns the expected device seconds of the tenant's next batch; 0 where it needs no
+                device.
         """
         total_bytes = self._work.total_bytes
         return RequestMemory(self._work, lambda: account.claim(device_s(), total_bytes), account.settings.work_bytes)
@@ -219,7 +220,7 @@ class Resources:
 
         Args:
             asker: account that asks; tenants that it may not see are left out. None sees all.
-            weight_bytes: returns the bytes of a tenant's prefixes and engines.
+            weight_bytes: function that returns the bytes of a tenant's prefixes and engines.
         """
         accounts = self.tenants.accounts
         seen = [account for account in accounts if asker is None or asker.settings.sees_all or account is asker]
@@ -315,6 +316,7 @@ class RequestOpener:
     Attributes:
         stores: stores under the node's roots.
         prefixes: prefixes that the node holds.
+        reads: watch that sees whether reads of the stores end.
     """
 
     def __init__(self, settings: NodeSettings, stores: Stores, prefixes: Prefixes, resources: Resources) -> None:

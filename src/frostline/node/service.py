@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from frostline.batching import ROWS, readable_bytes
@@ -22,6 +21,7 @@ from frostline.core import FeatureBatch, Samples, Skipped
 from frostline.core.audit import AuditLog
 from frostline.core.config import NodeSettings, TenantSettings
 from frostline.core.errors import SettingError
+from frostline.core.nouns import Closing
 from frostline.core.system import __version__, collector_rests, usable_cores
 from frostline.core.tokens import FollowedFile
 from frostline.engines.machine import hardware_name, host_digest
@@ -77,7 +77,7 @@ class DirectReads:
     waits are read ahead of it, from the local tier or in blocks, as for any request.
 
     Args:
-        opener: opens stores and reads ahead.
+        opener: opener that opens stores and reads ahead.
         account: account whose counters count what is read.
         max_bytes: maximum bytes of a sample; larger ones are skipped.
     """
@@ -164,8 +164,8 @@ class FolderStream:
     """The batches of one answer from a folder.
 
     Args:
-        batches: reads them.
-        cancel: ends the reading after the sample that is being read; safe from any thread.
+        batches: iterator that reads the samples.
+        cancel: function that ends the reading after the sample that is being read; safe from any thread.
     """
 
     def __init__(self, batches: Iterator[FeatureBatch], cancel: Callable[[], None]) -> None:
@@ -191,7 +191,7 @@ def _nothing_follows(_: NodeSettings) -> None:
 _ENCODED_ROWS = 1024
 
 
-class Node:
+class Node(Closing):
     """A node, which runs beside a store. A context manager; safe for threads.
 
     All memory of a request is reserved before it is used, so that the node stays within its budget: see
@@ -533,14 +533,6 @@ class Node:
         self._resources.devices.close()
         self._cache.close()
         self.audit.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _memory(self) -> dict[str, PoolStatistics]:
         """The state of each memory share; requests wait for weights in a queue of their own."""

@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Any, Self, TypedDict
+from typing import Annotated, Any, TypedDict
 
 from frostline.batching import Allowance, Claim, readable_bytes
 from frostline.core.config import TenantSettings, with_ends
@@ -29,6 +28,7 @@ from frostline.core.errors import (
     UnknownName,
 )
 from frostline.core.files import require_guarded
+from frostline.core.nouns import Closing
 from frostline.core.tokens import TokenTable
 from frostline.node.memory import Pool, Reservation
 from frostline.node.statistics import Counters
@@ -78,7 +78,7 @@ class Account:
         settings: settings of the tenant; None for a node without tenants.
         counters: counters of the tenant.
         is_alone: True if there are no other tenants.
-        clock: returns monotonic seconds.
+        clock: clock that returns monotonic seconds.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class Tenants:
     Args:
         settings: settings of each tenant; if there are none, everybody may use the node as one tenant.
         counters: counters of the node, to which those of the tenants add up.
-        clock: returns monotonic seconds.
+        clock: clock that returns monotonic seconds.
     """
 
     def __init__(
@@ -432,7 +432,7 @@ class TenantLimits:
     Args:
         account: account of the tenant.
         work: memory for work.
-        devices: returns the number of devices that are given work.
+        devices: function that returns the number of devices that are given work.
     """
 
     def __init__(self, account: Account, work: Pool, devices: Callable[[], int]) -> None:
@@ -546,7 +546,7 @@ _REQUEST_BYTES = 1 << 20
 _MIN_KEPT_BYTES = _REQUEST_BYTES + _PARSED * (32 << 10)
 
 
-class Admission:
+class Admission(Closing):
     """An admitted request. A context manager.
 
     Attributes:
@@ -567,14 +567,6 @@ class Admission:
         """End the request. Calling it again does nothing."""
         self._memory.release()
         self._gate.leave(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Gate:

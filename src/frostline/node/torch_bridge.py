@@ -44,7 +44,7 @@ class TorchBridge:
     Args:
         settings: settings of the node.
         room: memory that engines must fit.
-        inspector: inspects prefixes in another process; None if they come from this process.
+        inspector: inspector of prefixes in another process; None if they come from this process.
     """
 
     def __init__(self, settings: NodeSettings, room: EngineMemory, inspector: "Inspector | None" = None) -> None:
@@ -154,7 +154,7 @@ class TorchBridge:
 
         Args:
             prefix: prefix that is run.
-            values: runs it on up to eight rows.
+            values: function that runs the prefix on up to eight rows.
 
         Raises:
             UnsafeArtifact: It fails on all rows that are made up for it.

@@ -52,7 +52,7 @@ class Evictable:
     """Something that is in memory.
 
     Attributes:
-        key: names it.
+        key: key of the weights.
         owner: the tenant against whose quota it counts.
         nbytes: bytes that are free without it.
         counted_bytes: bytes that count against the owner's quota.
@@ -168,7 +168,7 @@ class ResidentWeights(Generic[T]):
 
     Attributes:
         value: prefix or engine.
-        memory: releases the memory when it is closed.
+        memory: stack that releases the memory when it is closed.
         nbytes: size in bytes.
         owner: tenant for which it was made, whose quota it counts against.
         counted_bytes: bytes that count against that quota.
@@ -214,7 +214,7 @@ class ResidentWeights(Generic[T]):
         Args:
             key: key of the weights.
             engines: engines that are evicted with it.
-            tag: returns the fair-share tag of a tenant.
+            tag: function that returns the fair-share tag of a tenant.
             now: current time.
         """
         parts = (self, *engines)
@@ -329,7 +329,7 @@ class WeightMemory(Generic[T]):
         memory: pool for weights.
         fair_shares: order between tenants; None serves them in order of arrival.
         counters: counters of the node.
-        clock: returns monotonic seconds.
+        clock: clock that returns monotonic seconds.
     """
 
     def __init__(

@@ -461,7 +461,7 @@ class Weighted:
 
     Attributes:
         weights: weights of the rows.
-        size: draws in the epoch.
+        size: number of draws in the epoch.
         seed: 0 to 2^63 - 1.
         epoch: 0 to 2^63 - 1.
     """

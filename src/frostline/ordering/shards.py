@@ -300,7 +300,7 @@ class ReadingPlan:
         state: the place where it begins.
         rank: rank that wrote the record.
         world_size: number of ranks that it believes in.
-        ahead: names what the state has ahead, where only that name is known; None where the state has it.
+        ahead: name of what the state has ahead, where only that name is known; None where the state has it.
     """
 
     state: OrderState

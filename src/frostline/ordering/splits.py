@@ -45,9 +45,9 @@ class Labels:
         first: the smallest label.
         counts: ``int64[k]``, how many rows have the label ``first``, ``first + 1``, ...
         is_ascending: rows stand in the order of their labels, so that the counts say it all.
-        pieces: gives the labels of all rows in order, some at a time, each time it is called.
-        places: gives what ``places_by_label`` does, where somebody kept it, in whole numbers of any width; None where
-            it is to be worked out.
+        pieces: function that gives the labels of all rows in order, some at a time, each time it is called.
+        places: function that gives what ``places_by_label`` does, where somebody kept it, in whole numbers of any
+            width; None where it is to be worked out.
     """
 
     first: int

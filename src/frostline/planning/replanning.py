@@ -455,7 +455,7 @@ class Rates:
         head_s: seconds a sample that the trainer spends beside the plan's own work there.
         store_speed: the store speed as a multiple of the profiled one.
         allowed_bytes_per_s: the most that the job may move, whatever the link gives.
-        tally: looks since the sides' speeds were last learned.
+        tally: counts of what was seen since the sides' speeds were last learned.
     """
 
     bytes_per_s: float | None = None

@@ -36,7 +36,7 @@ class Tuner:
     several threads.
 
     Args:
-        rule: chooses the bounds.
+        rule: rule that chooses the bounds.
         now: seconds of a monotonic clock when the job was made.
     """
 
@@ -173,13 +173,14 @@ class Prefetcher:
 
     Args:
         window: window that says what to ask and what to hand out; the prefetcher's alone from now on.
-        fetch: makes one request, usually ``Transport.features``; called from several threads. An answer may have a
-            method ``when_received``: it gets a function to call once all has come of which it makes its rows.
+        fetch: function that makes one request, usually ``Transport.features``; called from several threads. An answer
+            may have a method ``when_received``: it gets a function to call once all has come of which it makes its
+            rows.
         threads: the most requests under way at once, whatever the tuner chooses; each is made when it is first needed.
         clock: seconds of a monotonic clock.
         observe: observer that is told what happened, in the thread of who iterates; whoever listens finds it in
             ``happened``.
-        tuner: gives the window other bounds while it runs; None leaves them.
+        tuner: tuner that gives the window other bounds while it runs; None leaves them.
 
     Attributes:
         happened: events for ``observe``; None where something else may have changed, such as the end.

@@ -57,8 +57,9 @@ class OwnedRequests:
     number of rows that it handed out says which places are still missing.
 
     Args:
-        owners: gives the owners at present, which may be others for the samples that were not asked for yet.
-        whole_rows: gives the rows of the whole manifest at which rows of the pass's table stand.
+        owners: function that gives the owners at present, which may be others for the samples that were not asked for
+            yet.
+        whole_rows: function that gives the rows of the whole manifest at which rows of the pass's table stand.
         request_rows: the most samples in one request.
         max_rows: the most samples that wait for each other, asked for or not.
     """

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Route, Samples, SampleTable
 from frostline.core.config import LoaderSettings
+from frostline.core.errors import SettingError
 
 __all__ = (
     "FIRST_REQUESTS",
@@ -74,7 +75,7 @@ class Ask:
     """One request to make now.
 
     Attributes:
-        number: names this attempt; an answer to an older attempt is not taken.
+        number: number of this attempt; an answer to an older attempt is not taken.
         attempt: 1, or more after failures and for a second request.
         samples: samples to ask for, in order; the request without those that arrived in earlier attempts.
         route: the way that they take; the same in every attempt.
@@ -146,7 +147,7 @@ def plan_requests(
         table: the data set.
         rows: ``int64[n]``, rows of the table to ask for; leave out what the cache holds.
         positions: ``int64[n]``, the place in the epoch of each of them, ascending.
-        dealer: chooses each request's length and way.
+        dealer: source that chooses each request's length and way.
     """
     start = 0
     while start < len(positions):
@@ -689,10 +690,18 @@ class BatchAssembler:
         if given != self._layout:
             raise ValueError(f"a batch of rows like {self._layout} cannot take rows like {given}")
 
+    def _new_slabs(self) -> tuple[npt.NDArray[np.generic], ...]:
+        size = self._batch_size
+        try:
+            return tuple(self._memory.empty((size, *shape), dtype) for shape, dtype in self._layout)
+        except MemoryError as error:
+            why = f"a batch of {size} samples does not fit into memory ({error}): give a smaller batch_size"
+            raise SettingError(why) from error
+
     def _copy(self, parts: Sequence[RowRange], start: int, rows: int) -> None:
         """Copy the run's rows from ``start`` on to where the batch is filled up to."""
         if not self._slabs:
-            self._slabs = tuple(self._memory.empty((self._batch_size, *shape), dtype) for shape, dtype in self._layout)
+            self._slabs = self._new_slabs()
         for part in parts:
             some, target = _within(part.places, start, rows, self._filled)
             for slab, column in zip(self._slabs, part.columns, strict=True):

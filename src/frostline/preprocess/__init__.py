@@ -71,6 +71,7 @@ def imagenet(size: int, augment: bool = False, *, value_range: tuple[float, floa
 
 def efficientnet_lite(size: int) -> Preprocess:
     """Preprocessing for EfficientNet-lite: bicubic resize, centre crop of 7/8, pixels as ``(x - 127) / 128``."""
+    check_type("size", size, int)
     normalise = Normalize(mean=(127.0,) * 3, std=(128.0,) * 3)
     return Preprocess(steps=(Decode(), Resize(size * 8 // 7, "bicubic"), CenterCrop(size), normalise))
 
@@ -171,6 +172,7 @@ def named_inputs(**parts: Preprocess) -> Preprocess:
 
 
 def _geometry(size: int, augment: bool) -> tuple[Step, ...]:
+    check_type("size", size, int)
     if augment:
         return RandomResizedCrop(size), RandomHorizontalFlip(0.5)
     return Resize(size * 8 // 7), CenterCrop(size)

@@ -493,7 +493,7 @@ def jitter_colours(step: ColorJitter, image: Image.Image, draw: Callable[[], flo
     Args:
         step: the amounts.
         image: image of mode RGB, L or RGBA; it is left as it is, and keeps its alpha.
-        draw: gives the next number from 0 to below 1.
+        draw: function that gives the next number from 0 to below 1.
     """
     order = _drawn_order(draw)
     factors = [_factor(amount, draw()) for amount in (step.brightness, step.contrast, step.saturation)]

@@ -81,7 +81,7 @@ class RowDatasource(Datasource):
     """A data source of Ray Data over the rows of a job's data.
 
     Args:
-        reader: reads them.
+        reader: reader of the samples.
         rows: the number of rows.
         row_bytes: bytes of the features of a row.
         targets: True gives targets, as for ``Job.loader``.

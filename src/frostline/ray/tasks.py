@@ -63,7 +63,7 @@ def results(ray: Any, start: Callable[[T], Any], parts: Iterable[T]) -> Iterator
 
     Args:
         ray: the package, of a process that has joined it.
-        start: hands the task of a part to Ray, and gives the reference of its result.
+        start: function that hands the task of a part to Ray, and gives the reference of its result.
         parts: the parts, taken as tasks end.
 
     Raises:
@@ -119,7 +119,7 @@ def parts_by_ray(ray: Any, reader: RowReader, rows: Mapping[int, npt.NDArray[np.
 
     Args:
         ray: the package, of a process that has joined it.
-        reader: reads rows.
+        reader: reader of the rows.
         rows: rows of each part, by its number.
 
     Raises:

@@ -91,11 +91,11 @@ class DriverStore:
 
     Args:
         url: the canonical, of the root.
-        connect: makes the client that tries a request again so often. It is called in the process that uses it, and
-            must travel by pickle.
+        connect: function that makes the client that tries a request again so often. It is called in the process that
+            uses it, and must travel by pickle.
         prefix: prefix of the root's objects within the client's place.
-        lister: lists the client's objects under a prefix by their names as they are, where the driver has no path for
-            one; None where nothing does. It too must travel by pickle.
+        lister: function that lists the client's objects under a prefix by their names as they are, where the driver has
+            no path for one; None where nothing does. It too must travel by pickle.
         escape: mark in names as the driver lists them that may stand for another; empty where none does. With one, the
             lister also takes a ``delimiter``, at which names of folders end.
     """
@@ -481,7 +481,7 @@ def cloud_store(
         deadline_s: the time that it may be silent, or be tried again, where the environment does not say less.
         retry_for_s: the time that a call may be refused before its caller is told; None for what the environment says.
         now: clock.
-        wait: lets time pass.
+        wait: function that lets time pass.
     """
     waits = Waits.of(environment(PREFIX)).within(deadline_s)
     retry_for_s = waits.retry_for_s if retry_for_s is None else retry_for_s

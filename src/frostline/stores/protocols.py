@@ -449,7 +449,7 @@ class Driver:
     """A library that reaches stores with threads of its own. Safe for threads.
 
     Args:
-        start: starts the threads; called once, by the first process that uses it.
+        start: function that starts the threads; called once, by the first process that uses it.
     """
 
     def __init__(self, start: Callable[[], None]) -> None:

@@ -56,7 +56,7 @@ class SecondReads:
     """How reads of a store are made a second time.
 
     Attributes:
-        late: knows which are stragglers.
+        late: timer that knows which reads are stragglers.
         threads: executor whose threads make them, before what else they have to do.
         made: function that is called for each.
     """
@@ -73,13 +73,13 @@ class ReadAheadQueue:
     for threads.
 
     Args:
-        room: sets memory aside for a place, without waiting; None where there is none now.
+        room: function that sets memory aside for a place, without waiting; None where there is none now.
         threads: executor whose threads wait for stores.
         maximum: reads under way in them at once.
         max_bytes: bytes of the largest place that there is ever room for.
 
     Attributes:
-        lock: guards it, and what its ``ReadAhead`` have begun.
+        lock: lock that guards the queue, and what its ``ReadAhead`` have begun.
     """
 
     def __init__(
@@ -337,7 +337,7 @@ class BlockReads:
     Args:
         store: store that is read.
         threads: executor whose threads wait for the store.
-        room: sets memory aside for a request, without waiting; None where there is none.
+        room: function that sets memory aside for a request, without waiting; None where there is none.
         is_here: True if a place of an object of that version need not be read at all.
     """
 
@@ -508,7 +508,7 @@ class _BlockRead:
 
     Attributes:
         number: number of all reads.
-        what: is read.
+        what: neighbouring places that are read together.
         waiting: places that nobody took yet.
         pieces: pieces that have come, by their place.
         is_there: event or future, done when it has come.

@@ -250,7 +250,7 @@ class SharedReads:
     Args:
         store: store that is read.
         places: places that will be asked for, about in this order, once each.
-        room: sets memory aside for a joined read, without waiting; None where there is none.
+        room: function that sets memory aside for a joined read, without waiting; None where there is none.
         max_gap_bytes: read in vain rather than make another request.
         max_bytes: maximum bytes of one request. Smaller than where one caller reads all, so that several are under way.
     """

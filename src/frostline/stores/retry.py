@@ -4,12 +4,10 @@ Knows which reads of a store are stragglers, so that those which somebody waits 
 """
 
 import builtins
-import hashlib
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import TypeVar
 
@@ -18,11 +16,7 @@ from frostline.core.request_timing import AdaptiveRate, HedgeTimer, TokenBucket
 from frostline.stores.protocols import Buffer, Dated, Described, Entry, ObjectStore, Prunable, Sectioned
 
 __all__ = (
-    "Deadlined",
-    "Delayed",
-    "Faulty",
     "HedgedReads",
-    "Limited",
     "Retrying",
     "RetryingSections",
     "Wrapped",
@@ -30,7 +24,6 @@ __all__ = (
 
 
 T = TypeVar("T")
-_MAX_HANGING = 256
 
 
 class Wrapped:
@@ -80,134 +73,6 @@ class Wrapped:
         return call()
 
 
-class Delayed(Wrapped):
-    """A store that is far away.
-
-    Args:
-        store: store that is near.
-        delay_s: the time before each call.
-        wait: lets time pass.
-    """
-
-    def __init__(self, store: ObjectStore, delay_s: float, *, wait: Callable[[float], None] = time.sleep) -> None:
-        super().__init__(store)
-        self._delay_s = delay_s
-        self._wait = wait
-
-    def _call(self, call: Callable[[], T]) -> T:
-        self._wait(self._delay_s)
-        return call()
-
-
-class Faulty(Wrapped):
-    """A store that fails at times; with the same seed the same calls fail.
-
-    Args:
-        store: store that does not.
-        share: share of the calls that fail, between 0 and 1.
-        seed: the seed of the jitter.
-        error: error that they fail with.
-    """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        *,
-        share: float,
-        seed: int,
-        error: Callable[[], StoreError] = lambda: StoreUnavailable("the store fails as it was told to"),
-    ) -> None:
-        super().__init__(store)
-        self._share = share
-        self._seed = seed
-        self._error = error
-        self._lock = threading.Lock()
-        self._calls = 0
-
-    def _call(self, call: Callable[[], T]) -> T:
-        with self._lock:
-            number = self._calls
-            self._calls += 1
-        if _drawn(self._seed, number) < self._share:
-            raise self._error()
-        return call()
-
-
-class Limited(Wrapped):
-    """A store that is asked so many times a second, and no more.
-
-    Args:
-        store: store that is asked.
-        per_s: requests a second.
-        maximum: requests at once after a pause.
-        now: clock.
-        wait: lets time pass.
-    """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        per_s: float,
-        *,
-        maximum: float = 1,
-        now: Callable[[], float] = time.monotonic,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
-        super().__init__(store)
-        self._now = now
-        self._wait = wait
-        self._lock = threading.Lock()
-        self._bucket = TokenBucket.create(per_s, maximum=maximum, now_s=now())
-
-    def _call(self, call: Callable[[], T]) -> T:
-        with self._lock:
-            self._bucket, wait_s = self._bucket.take(self._now())
-        if wait_s:
-            self._wait(wait_s)
-        return call()
-
-
-class Deadlined(Wrapped):
-    """A store whose calls end in time: one that hangs is left to itself, and its caller told.
-
-    Each call has a thread of its own, which a hanging one keeps.
-
-    Args:
-        store: store that may hang.
-        deadline_s: the longest that a call may take.
-    """
-
-    def __init__(self, store: ObjectStore, deadline_s: float) -> None:
-        super().__init__(store)
-        self._deadline_s = deadline_s
-        self._room = threading.BoundedSemaphore(_MAX_HANGING)
-
-    def _call(self, call: Callable[[], T]) -> T:
-        if not self._room.acquire(timeout=self._deadline_s):
-            raise StoreUnavailable(f"{self.url} hangs: {_MAX_HANGING} calls of it are without an answer")
-        answer: Future[T] = Future()
-        # Not a thread that the process waits for at its end.
-        threading.Thread(target=self._answer, args=(answer, call), name="frostline-deadline", daemon=True).start()
-        try:
-            return answer.result(self._deadline_s)
-        except TimeoutError as error:
-            raise StoreUnavailable(f"{self.url} did not answer within {self._deadline_s:g} s") from error
-
-    def _answer(self, answer: "Future[T]", call: Callable[[], T]) -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:  # noqa: BLE001 (whoever waits for the answer gets it)
-            answer.set_exception(error)
-        finally:
-            self._room.release()
-
-
-def _drawn(seed: int, number: int) -> float:
-    """Between 0 and 1, the same for the same seed and number."""
-    digest = hashlib.blake2b(f"{seed}/{number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") / 2**64
-
-
 _TRIES = 3
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -225,7 +90,7 @@ class Retrying(Wrapped):
         retry_for_s: the time that a call is refused, or fails, before its caller is told.
         requests_per_s: calls that are let through each second, a tenth of them at once; those made again count too.
         now: clock.
-        wait: lets time pass.
+        wait: function that lets time pass.
     """
 
     def __init__(

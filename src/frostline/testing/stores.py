@@ -68,7 +68,8 @@ class Staged:
 
     Attributes:
         store: the store with an empty root, of the capability whose tests run.
-        put: puts an object of that name under the root, by whatever way there is; it replaces one that is there.
+        put: function that puts an object of that name under the root, by whatever way there is, and replaces one that
+            is there.
     """
 
     store: Any

@@ -59,7 +59,7 @@ class ScriptedTransport(Transport):
         script: an act for each of the first requests, in the order in which they come.
         otherwise: the act for all later ones; answers whole by default.
         unreadable: ids that are skipped, with the reason.
-        activations: computes the answer's tensors from the ids.
+        activations: function that computes the answer's tensors from the ids.
         health: health that the node reports.
         profile: profile that the node measures; None refuses to.
 

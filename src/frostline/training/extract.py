@@ -98,7 +98,7 @@ class Parts:
     Args:
         out: the file that they will become.
         identity: dependencies of the features; parts of another extraction are removed.
-        ids_at: gives the ids of rows of the manifest.
+        ids_at: function that gives the ids of rows of the manifest.
         ranges: the rows that make up each part.
 
     Raises:
@@ -179,7 +179,7 @@ class Previous:
     Args:
         ids: ``int64[n]``, ids of its samples in the file's order.
         keys: ``uint64[n]``, see ``keys_of``.
-        features_of: gives the features of rows of the file.
+        features_of: function that gives the features of rows of the file.
     """
 
     def __init__(self, ids: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64], features_of: FeaturesOf) -> None:
@@ -621,12 +621,13 @@ def _features(batch: Batch) -> npt.NDArray[Any]:
 
 def _table(data: Dataset, rows: npt.NDArray[np.int64], features: npt.NDArray[Any]) -> pa.Table:
     labels = data.samples.labels_at(rows)
+    classes = [data.classes[label] if label >= 0 else None for label in labels.tolist()]
     return pa.table(
         {
             "id": pa.array(data.samples.ids_at(rows)),
             "object": pa.array(take_texts(data.names, rows), pa.string()),
             "label": label_column(labels),
-            "class": pa.array([data.classes[label] if label >= 0 else None for label in labels.tolist()], pa.string()),
+            "class": pa.array(classes, pa.string()),
             "features": tensor_column(features),
         }
     )

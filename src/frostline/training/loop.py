@@ -50,7 +50,7 @@ class Optimizer:
     updates are functions that need none of it, and are called as ``torch.optim.Adam``, ``AdamW`` and ``SGD`` call them.
 
     Args:
-        recipe: names the optimiser, its learning rate and its weight decay.
+        recipe: recipe with the optimiser, its learning rate and its weight decay.
         parameters: parameters that it trains; their place here is their number in the state.
     """
 
@@ -280,9 +280,10 @@ class Loop:
         keeps_features: True if a later epoch takes its features from memory or disk.
         observe: observer that is told what happens.
         objective: loss and score of the head; those of the classes of the labels by default.
-        checkpointer: keeps checkpoints; None keeps none.
+        checkpointer: checkpointer that keeps checkpoints; None keeps none.
         thaw: the head of an epoch that has another one than the epoch before it, else None; None for a head that stays.
-        in_turn: gives the passes of an epoch one after another, and may ask for one while the one before it ends.
+        in_turn: function that gives the passes of an epoch one after another, and may ask for one while the one before
+            it ends.
         last_thaw: last epoch that has another head than the one before it, counted from 0; patience counts from there.
         on_batch: function that is called before each step with its number from 1, its epoch and the number of its batch
             there, both from 0, and the batch as it came.

@@ -90,8 +90,9 @@ def load_model(
     """
     observe = observe or _ignore
     if not name.partition(":")[2]:
-        known = "torchvision:NAME, timm:NAME, hf:OWNER/NAME, hf:FOLDER, demo:efficientnet_lite0, package.module:factory"
-        raise UnknownModel(f"model {name!r} names no family: write one of {known}")
+        likely = f"hf:{name}" if "/" in name else f"timm:{name} or torchvision:{name}"
+        others = "hf:OWNER/NAME, hf:FOLDER, demo:efficientnet_lite0, or package.module:function for one of your own"
+        raise UnknownModel(f"model {name!r} does not say which library it is of: write {likely}; or {others}")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if parts:
@@ -215,6 +216,8 @@ def _from_factory(name: str) -> Built:
         module = importlib.import_module(path)
     except (ImportError, TypeError, ValueError) as error:
         hint = suggest_names(path, FAMILIES)
+        if not hint and isinstance(error, ModuleNotFoundError):
+            hint = "; for a file of yours, say where it is: PYTHONPATH=FOLDER frostline ..."
         raise UnknownModel(f"model {name!r}: module {path!r} cannot be imported ({error}){hint}") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):

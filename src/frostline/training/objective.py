@@ -164,7 +164,7 @@ class Tally:
     """What a pass over held-out samples got right so far.
 
     Args:
-        objective: names the metrics, and the loss.
+        objective: objective with the metrics and the loss.
     """
 
     def __init__(self, objective: Objective) -> None:

@@ -115,8 +115,10 @@ def import_package(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except (ImportError, OSError, RuntimeError) as error:  # the latter two where it was built for another PyTorch
-        mend = "" if isinstance(error, ImportError) else f"; install the {package} that belongs to this PyTorch"
-        raise ModelError(f"this model needs the package {package}, which cannot be imported: {error}{mend}") from error
+        mend = f"install the {package} that belongs to this PyTorch"
+        if isinstance(error, ImportError):
+            mend = f"pip install {package!r}" if "[" in package else f"pip install {package}"
+        raise ModelError(f"this model needs {package}, which cannot be imported ({error}): {mend}") from error
 
 
 _LEARNED_NOTHING = f"--weights {RANDOM}, which freezes layers that have learned nothing"

@@ -187,6 +187,11 @@ class RunConfig:
         """
         write_text(folder / _FILE, json.dumps(with_schema(asdict(self), _FORMAT), indent=2) + "\n")
 
+    @staticmethod
+    def is_in(folder: Path) -> bool:
+        """Whether a folder has a run."""
+        return (folder / _FILE).exists()
+
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The config of the run in a folder.

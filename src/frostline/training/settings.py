@@ -313,7 +313,7 @@ class ExtractSettings:
 
     Attributes:
         job: the settings of data and node.
-        out: ends in ``.parquet`` or ``.safetensors``, which says what is written.
+        out: path that ends in ``.parquet`` or ``.safetensors``, which says what is written.
         part_bytes: features of one part, the least that a run that was broken off has to make again.
         on_ray: Parts are read by tasks of Ray, on whichever of its hosts.
     """

@@ -28,8 +28,8 @@ class Setup:
         network: the network to train or run.
         samples: kind of the samples, in the words of ``training.settings``.
         job: the settings of data and node.
-        again: makes another job of so many epochs, for a network whose frozen part is another now; it ends with the
-            first.
+        again: function that makes another job of so many epochs, for a network whose frozen part is another now; it
+            ends with the first.
     """
 
     data: Dataset

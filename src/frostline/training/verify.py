@@ -186,7 +186,7 @@ def compare_steps(
     Args:
         was: step as it was recorded.
         now: step as it was computed again.
-        name_of: gives the object of a sample by its id.
+        name_of: function that gives the object of a sample by its id.
         allowed: the largest relative error between the two; with 0 they must be equal to the bit.
         part: part to which a difference of the features is counted.
     """

@@ -297,7 +297,7 @@ class _Steps:
     Attributes:
         dtype: dtype of its bodies.
         limit: magnitude from which on it holds no value.
-        narrow: writes floats to a body, and their scales where it has some.
+        narrow: function that writes floats to a body, and their scales where it has some.
         widen: the inverse.
     """
 

@@ -23,7 +23,7 @@ import numpy as np
 from frostline.core.config import TlsFiles
 from frostline.core.errors import AnswerDamaged, FrostlineError, NodeUnreachable, Refused, SettingError, Untrusted
 from frostline.core.system import crc32
-from frostline.wire.messages import CHECKSUM_HEADER, answer_checksum
+from frostline.wire.messages import CHECKSUM_HEADER, answer_checksum, reason_of
 from frostline.wire.tls import FollowedContext, client_context
 
 __all__ = (
@@ -81,7 +81,7 @@ class LinkMeter:
     connection would look thinner than it is.
 
     Args:
-        meter: counts what is read from the sockets.
+        meter: meter that counts what is read from the sockets.
         clock: seconds of a monotonic clock.
     """
 
@@ -211,7 +211,7 @@ class Connection(http.client.HTTPConnection):
     Args:
         url: URL of the node.
         deadline_s: the longest silence.
-        meter: counts what crosses.
+        meter: meter that counts the bytes that cross.
         transfers: watch what comes.
         tls: context of TLS; None where the URL asks for none.
     """
@@ -338,7 +338,7 @@ class Connections:
         tls: files of TLS where the URL is an ``https://``; None takes those of the environment.
 
     Attributes:
-        meter: counts what crosses.
+        meter: meter that counts the bytes that cross.
         transfers: tell how fast large bodies come.
 
     Raises:
@@ -707,7 +707,7 @@ class Exchange:
             self._close()
             if is_given_up:  # what a reader then sees is no word of the node's
                 raise NodeUnreachable(f"the request to the node at {self._url} was given up") from error
-            why = str(error) or type(error).__name__
+            why = reason_of(error)
             if isinstance(error, HTTPException) and not isinstance(error, RemoteDisconnected | IncompleteRead):
                 raise AnswerDamaged(f"what came from {self._url} is damaged, or no HTTP: {why[:200]}") from error
             raise NodeUnreachable(f"no connection to the node at {self._url}: {why}") from error
@@ -724,7 +724,7 @@ def time_limit(seconds: float, end: Callable[[], None], url: str) -> Iterator[No
 
     Args:
         seconds: seconds from now.
-        end: breaks it off, from another thread.
+        end: function that breaks the exchange off, from another thread.
         url: address of the other side, for the sentence.
 
     Raises:

@@ -83,6 +83,7 @@ __all__ = (
     "error_from_line",
     "error_to_json",
     "fields_of_patch",
+    "reason_of",
     "retry_after",
     "status_of",
 )
@@ -319,7 +320,7 @@ class Health:
     Attributes:
         version: version of Frostline.
         host: a digest that names the machine; two sides on one host share its cores.
-        hardware: names the processor or accelerator and its threads.
+        hardware: name of the processor or accelerator and its threads.
         memory_bytes: the node's budget.
         roots: URLs under which the node serves data.
         cores: numbers of the processor cores that the node may use; two sides on one host share those in common.
@@ -567,6 +568,13 @@ def error_from_line(line: bytes) -> FrostlineError | None:
     if value.get("event") == "ready":
         return None
     return error_from_json(value) or Refused(f"the training did not begin: {str(value.get('message'))[:500]}")
+
+
+def reason_of(error: Exception) -> str:
+    """Why an exchange failed; where nothing listens, what to look at."""
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there; is frostline serve running?"
+    return str(error) or type(error).__name__
 
 
 def _seconds(value: object) -> float:

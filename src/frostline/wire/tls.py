@@ -36,7 +36,7 @@ class FollowedContext:
 
     Args:
         files: files that it is made of.
-        make: makes it.
+        make: function that makes the context.
 
     Raises:
         SettingError: The files make no sense.

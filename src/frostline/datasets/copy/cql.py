@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,15 @@ from frostline.datasets.copy.layout import (
     say_orientation,
     say_what_is_left,
 )
-from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, finished_future, make_in_process, whole_parts
+from frostline.datasets.copy.parts import (
+    CopyPart,
+    CopyResult,
+    PartRunner,
+    PartTally,
+    finished_future,
+    make_in_process,
+    whole_parts,
+)
 from frostline.datasets.dataset import Dataset, refresh_locally, require_one_part
 from frostline.datasets.formats.labels import are_numbers, in_order
 from frostline.datasets.manifest import refusing_observer
@@ -33,7 +41,7 @@ from frostline.stores.cql.store import CqlStore
 from frostline.stores.cql.writer import TableSample, seal_of
 from frostline.stores.open import open_store
 
-__all__ = ("WriteResult", "put_into_table")
+__all__ = ("CopyResult", "put_into_table")
 
 # A part: asked about at once whether they are there, and put again by a task whose process died.
 _ROWS_A_PART = 512
@@ -42,31 +50,6 @@ _CLASSES_SHOWN = 20
 _BYTES_AT_ONCE = 16 << 20
 # A seal is the SHA-256 of the data, then what the data was read from, then the data set.
 _SHA256_BYTES, _ORIGIN_BYTES, _SOURCE_BYTES = 32, 16, 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriteResult:
-    """The result of writing samples into a table.
-
-    Attributes:
-        url: address of the table.
-        samples: number of samples in the table now, each read back.
-        made: number of samples that were written now; the others were there before.
-        nbytes: size of their data in bytes.
-        seconds: duration of this run.
-        skipped: samples that could not be read.
-    """
-
-    url: str
-    samples: int
-    made: int
-    nbytes: int
-    seconds: float
-    skipped: tuple[Skipped, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
-        return {**asdict(self), "skipped": [asdict(skipped) for skipped in self.skipped]}
 
 
 def put_into_table(
@@ -79,7 +62,7 @@ def put_into_table(
     verify: bool = False,
     observe: Observer,
     runner: PartRunner = make_in_process,
-) -> WriteResult:
+) -> CopyResult:
     """Put every sample with its name, label, mask, size and metadata into a table, which is made where it is missing.
 
     A sample's key follows from its name, so none is there twice, however often this is run. A table takes several data
@@ -133,7 +116,7 @@ def put_into_table(
     tally = PartTally(len(source), math.ceil(skip_allowance * len(source)), observe)
     parts: list[_PartPut]
     parts, _ = whole_parts(runner, plan, itertools.starmap(CopyPart, enumerate(ranges)), tally)
-    return WriteResult(
+    return CopyResult(
         url=store.url,
         samples=sum(part.samples for part in parts),
         made=sum(part.made for part in parts),

@@ -648,7 +648,7 @@ class Scaling:
         source: samples.
         side: pixels of the shorter side to which images and masks are scaled down; None leaves their bytes as they are.
         workers: samples read, and scaled, at once.
-        stack: ends the threads.
+        stack: stack that ends the threads when it is closed.
 
     Raises:
         SettingError: the side makes no sense.

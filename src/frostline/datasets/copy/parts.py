@@ -40,6 +40,7 @@ __all__ = (
     "CopiedPart",
     "CopyPart",
     "CopyPlan",
+    "CopyResult",
     "PartCopier",
     "PartRunner",
     "PartTally",
@@ -50,6 +51,31 @@ __all__ = (
     "metadata_values",
     "whole_parts",
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyResult:
+    """The result of a copy.
+
+    Attributes:
+        url: address of the copy.
+        samples: number of samples in the copy.
+        nbytes: size of the copied data in bytes.
+        made: number of objects, parts or rows that were written now; the others were there before.
+        seconds: duration of this run.
+        skipped: samples that could not be read; the copy does not have them.
+    """
+
+    url: str
+    samples: int
+    nbytes: int
+    made: int
+    seconds: float
+    skipped: tuple[Skipped, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A dictionary of plain values."""
+        return {**asdict(self), "skipped": [asdict(skipped) for skipped in self.skipped]}
 
 
 class PartResult(Protocol):
@@ -171,9 +197,10 @@ def whole_parts(
         runner: runner that makes the missing parts.
         plan: the plan of the copy.
         parts: all of the copy.
-        tally: counts them.
-        found: gives what is known of a part that is there from before; None where it is not, or not whole.
-        keep: writes down what is known of a part that was made.
+        tally: tally that counts the parts.
+        found: function that gives what is known of a part that is there from before; None where a part is not there, or
+            not whole.
+        keep: function that writes down what is known of a part that was made.
     """
     whole: dict[int, T] = {}
     made = 0
@@ -225,7 +252,7 @@ class CopiedPart:
         samples: number of samples in it.
         objects: the written objects, by name.
         skipped: samples that could not be read.
-        about: names the values of the metadata that went along; empty where none did.
+        about: digest of the metadata that went along; empty where none did.
     """
 
     number: int

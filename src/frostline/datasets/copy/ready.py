@@ -10,10 +10,9 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from frostline.core import Samples, Skipped
 from frostline.core.errors import DataError, SampleError, SettingError
 from frostline.core.events import Observer, PhaseStarted
 from frostline.datasets.copy.layout import Metadata, say_what_is_left
-from frostline.datasets.copy.parts import CopyPart, PartRunner, PartTally, make_in_process, whole_parts
+from frostline.datasets.copy.parts import CopyPart, CopyResult, PartRunner, PartTally, make_in_process, whole_parts
 from frostline.datasets.dataset import Dataset, reader_of, refresh_locally, require_one_part
 from frostline.datasets.formats.ready import (
     FOLDERS,
@@ -184,32 +183,16 @@ _THREADS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ingested:
-    """The result of making a ready format.
+class Ingested(CopyResult):
+    """The result of making a ready format; ``made`` counts objects.
 
     Attributes:
-        url: the place where it is.
         digest: digest of the ready format.
-        samples: number of samples in it.
         objects: number of objects that hold the samples.
-        nbytes: size of these objects in bytes.
-        made: objects that were made now; the others were there from before.
-        seconds: duration of this run.
-        skipped: samples that could not be read; they have no record.
     """
 
-    url: str
     digest: str
-    samples: int
     objects: int
-    nbytes: int
-    made: int
-    seconds: float
-    skipped: tuple[Skipped, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
-        return {**asdict(self), "skipped": [asdict(skipped) for skipped in self.skipped]}
 
 
 def ingest(

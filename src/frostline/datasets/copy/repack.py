@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import Skipped
 from frostline.core.config import cache_folder
 from frostline.core.errors import ObjectNotFound, SettingError
 from frostline.core.events import Observer, PhaseStarted
@@ -35,6 +34,7 @@ from frostline.datasets.copy.parts import (
     CopiedObject,
     CopiedPart,
     CopyPart,
+    CopyResult,
     PartRunner,
     PartTally,
     RepackPlan,
@@ -64,34 +64,18 @@ _CLAIM_BYTES, _PART_RECORD_BYTES = 1 << 16, 1 << 26
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repacked:
-    """The result of a copy.
+class Repacked(CopyResult):
+    """The result of a copy that keeps the encoded images; ``made`` counts parts.
 
     Attributes:
-        url: the place where the copy is.
         format: format of the copy.
-        samples: number of samples in it.
         objects: number of objects that hold the samples.
-        nbytes: size of these objects in bytes.
-        made: parts that were written now.
-        parts: number of parts of the copy; those that were not made now were there from before.
-        seconds: duration of this run.
-        skipped: samples that could not be read; they are not in the copy.
+        parts: number of parts of the copy.
     """
 
-    url: str
     format: str
-    samples: int
     objects: int
-    nbytes: int
-    made: int
     parts: int
-    seconds: float
-    skipped: tuple[Skipped, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """A dictionary of plain values."""
-        return {**asdict(self), "skipped": [asdict(skipped) for skipped in self.skipped]}
 
 
 def repack(

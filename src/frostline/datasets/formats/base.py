@@ -187,7 +187,7 @@ def digest_of(rule: str, entries: Iterable[Entry]) -> str:
     """SHA-256 of a format's rule and of the entries that belong to it, in any order.
 
     Args:
-        rule: names the format and the version of what it makes: another table of the same entries needs another rule.
+        rule: name of the format and the version of what it makes: another table of the same entries needs another rule.
         entries: objects of the listing; their names, sizes and etags count.
     """
     return Entries.of(entries).digest(rule)

@@ -486,8 +486,10 @@ def folder_splits(
 
     Args:
         folders: first folders of all images.
-        pairs: gives the pairs of first and second folder that there are; the second is empty where there is none.
-        are_classes: a table of classes lies beside the folders, so that those without class folders are classes.
+        pairs: function that gives the pairs of first and second folder that there are; the second is empty where there
+            is none.
+        are_classes: True where a table of classes lies beside the folders, so that those without class folders are
+            classes.
     """
     names = set(folders)
     exact = {name: name.lower() for name in names if is_split(name)}

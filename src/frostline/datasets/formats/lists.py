@@ -120,6 +120,9 @@ def is_text_list(entry: Entry) -> bool:
     return entry.object.lower().endswith((".csv", ".tsv", *_JSON_LINES)) and not is_hidden(entry.object)
 
 
+_HEADLESS = "; its first line must name the columns, so write file_name,label or such above the first sample"
+
+
 def is_list_of_samples(entry: Entry) -> bool:
     """Whether an object may be a list by its name: one of text, or a Parquet file."""
     return is_text_list(entry) or is_parquet(entry)
@@ -146,7 +149,7 @@ def read_list(store: ObjectStore, entry: Entry, fields: Sequence[str] = URL_FIEL
     if files is None or files.type not in (pa.string(), pa.int64(), pa.null()):
         raise DataError(
             f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}; its columns are "
-            f"{', '.join(names)[:200]}"
+            f"{', '.join(names)[:200]}{_HEADLESS if any('.' in name for name in names) else ''}"
         )
     files = pc.utf8_trim_whitespace(files.cast(pa.string()))
     is_there = pc.not_equal(pc.fill_null(files, ""), "")

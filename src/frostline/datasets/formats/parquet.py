@@ -284,9 +284,9 @@ class CellCache:
         """A column, decoded now or before.
 
         Args:
-            key: names it.
+            key: key of the cells.
             nbytes: function that gives the size that it will have; called where it is to be decoded.
-            decode: makes it, outside of any lock.
+            decode: function that decodes the cells; it is called outside of any lock.
 
         Raises:
             SampleError: the column does not fit the budget.
@@ -354,7 +354,7 @@ class CellReader:
 
     Args:
         store: store that holds the files.
-        cache: may be shared by several readers.
+        cache: cells that are kept decoded; several readers may share it.
     """
 
     def __init__(self, store: Versioned, cache: CellCache, url: str = "") -> None:

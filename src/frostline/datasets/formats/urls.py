@@ -369,7 +369,7 @@ def known_files(
     Args:
         before: table made of that listing.
         is_file: function that returns True if the object of a sample or mask lies in a file of the format.
-        object_of: gives the file's name.
+        object_of: function that gives a file's name, from that of its entry.
     """
     if before is None:
         return {}
@@ -401,7 +401,7 @@ def locate_rows(
         found: the entry of each file.
         store: store that was listed.
         entries: the listing.
-        name_of: gives what a sample's object is called where it is the whole of an entry.
+        name_of: function that gives what a sample's object is called where it is the whole of an entry.
         before: table made of an earlier listing.
 
     Raises:

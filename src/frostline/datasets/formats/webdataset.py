@@ -132,7 +132,8 @@ class TarCopies:
 
     Args:
         folder: the folder, made where it is missing, for its user alone.
-        free_bytes: gives the bytes that are free on the disk of a folder; half of them may be taken by a copy.
+        free_bytes: function that gives the bytes that are free on the disk of a folder; half of them may be taken by a
+            copy.
         clock: seconds since the epoch.
     """
 
@@ -280,7 +281,7 @@ class TarReader:
     Args:
         store: store that holds the tars.
         url: address of the folder to which their names are relative.
-        copies: keeps them unpacked.
+        copies: copies that keep compressed archives unpacked.
     """
 
     def __init__(self, store: Versioned, url: str, copies: TarCopies) -> None:

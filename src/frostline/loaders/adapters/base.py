@@ -37,7 +37,7 @@ class FrameworkIterator:
         columns: columns of a batch, by name.
         ahead: batches that the framework may hold. With 0 the loop has what the framework took; else it says so itself
             by ``count_taken``.
-        fit: makes of a batch's columns what the framework takes, and refuses what it would refuse.
+        fit: function that makes of a batch's columns what the framework takes, and refuses what it would refuse.
 
     Attributes:
         failure: the reason why the last pass ended early, in our words; None where it did not.

@@ -223,7 +223,7 @@ class Guards:
     Attributes:
         is_stopping: True if the server ends, so that answers that go on for ever are to end too.
         inside: URL at which processes of its own ask it; empty where they ask it as others do.
-        log: takes the place of uvicorn's log.
+        log: log that takes the place of uvicorn's.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -244,7 +244,7 @@ class SeldomLog(logging.LoggerAdapter[logging.Logger]):
     Whoever reaches a port can cause a line for each request.
 
     Args:
-        logger: takes the lines.
+        logger: logger that takes the lines.
         clock: seconds of a monotonic clock.
     """
 

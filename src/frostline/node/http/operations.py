@@ -55,9 +55,9 @@ class TrainingRoutes:
     Args:
         trainings: trainings of the node.
         threads: limiter of the threads for blocking calls.
-        ask: returns the account that asks, or refuses it.
-        length: returns the announced length of a request's body.
-        chunks: yields the pieces of a request's body.
+        ask: function that returns the account that asks, or refuses it.
+        length: function that returns the announced length of a request's body.
+        chunks: function that yields the pieces of a request's body.
         audit: log of who had what trained.
     """
 
@@ -129,7 +129,7 @@ class OperationResponse:
         end: function that ends it and frees its places; calling it again does nothing.
         threads: limiter of the threads that wait for its lines.
         media_type: media type of the whole.
-        told: makes the line of an error.
+        told: function that makes the line of an error.
         first: line that comes first.
         last: beginning of the line after which its bytes come.
     """
@@ -261,8 +261,8 @@ class ListingRoutes:
     Args:
         node: node that lists.
         threads: limiter of the threads for blocking calls.
-        ask: returns the account that asks, or refuses it.
-        body_reader: reads the bodies of requests.
+        ask: function that returns the account that asks, or refuses it.
+        body_reader: reader of the bodies of requests.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class LiveAnswers(Generic[R]):
     compressed once. Answers that nobody reads are few, and end.
 
     Args:
-        made: returns it, as it is sent; off the event loop, since it may be large.
+        made: function that returns the answer as it is sent; called off the event loop, since the answer may be large.
         max_viewers: maximum number of viewers that are sent events at once.
         period_s: seconds between two events.
         media_type: media type of what it returns.
@@ -150,7 +150,7 @@ class LiveAnswers(Generic[R]):
             request: request, whose ``Accept`` is looked at.
             rights: rights of who asks; equal ones see the same.
             asker: tenant whose answers are counted together; by default all who have these rights.
-            again: gives the rights that who asked has now, or raises; events end once these are others.
+            again: function that gives the rights that who asked has now, or raises; events end once these are others.
 
         Raises:
             Overloaded: It accepts events alone, and there are too many viewers; or too many answers are being read.

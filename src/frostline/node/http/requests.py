@@ -219,7 +219,7 @@ async def run_while_connected(
     Args:
         receive: ASGI receive function, which reports the disconnect; the body was read before.
         call: call to run.
-        give_up: makes the call end soon; safe from any thread.
+        give_up: function that makes the call end soon; safe from any thread.
         threads: limiter of the threads.
         deadline_s: seconds after which the call is cancelled.
 

@@ -27,7 +27,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
     processes of this user reach, are not encrypted.
 
     Args:
-        speaks: makes the protocol of HTTP.
+        speaks: function that makes the protocol of HTTP that is spoken through TLS.
         guards: state shared with the other connections.
         tls: context of TLS.
         options: arguments of uvicorn's for that protocol.

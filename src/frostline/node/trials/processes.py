@@ -147,14 +147,14 @@ class TrialRunner:
         pixels: the real samples.
         levels: meaning of the pixels if they are unprocessed (``engines.trials.Subject``).
         policy: the way that engines are tried.
-        reference: gives the features with which others are compared.
+        reference: reference that gives the features with which others are compared.
         converted: folder for converted files of this prefix.
-        process: runs the processes.
+        process: process that runs the trials.
         longest_s: maximum seconds for all trials together, without waiting.
         is_brief: True if engines are tried at one setting only, for a job that waits.
         requester: tenant and request for which engines are tried.
-        keep: takes each engine that was tried in this process, by its name; None where none is used.
-        clock: returns monotonic seconds.
+        keep: function that takes each engine that was tried in this process, by its name; None where none is used.
+        clock: clock that returns monotonic seconds.
 
     Attributes:
         requester: tenant and request for which engines are tried.

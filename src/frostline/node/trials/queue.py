@@ -184,7 +184,7 @@ class TrialQueue:
     """Grants one turn at a time, to the tenant that had the least trial time so far. Safe for threads.
 
     Args:
-        clock: returns monotonic seconds.
+        clock: clock that returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -48,14 +48,14 @@ class AccuracyCheck:
     """Errors of engines on one job's samples; speed and memory do not depend on the samples.
 
     Args:
-        store: keeps trials and errors.
+        store: store of trials and errors.
         digest: digest of the prefix.
         samples: digest of the job's test samples (``engines.protocols.judged_on``).
-        runner: tries engines on the samples.
-        turn: returns a context that lasts while anything is tried.
+        runner: runner that tries engines on the samples.
+        turn: function that returns a context that lasts while anything is tried.
 
     Attributes:
-        runner: tries engines on the samples.
+        runner: runner that tries engines on the samples.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class Search:
     """One job's search for its engine, up to one cut.
 
     Args:
-        own: measures the reference for this job, where that is needed; its result is kept here.
+        own: function that measures the reference for this job, where that is needed; its result is kept here.
         kept: trial of the reference, measured with the known trials; None if there are none.
-        keep: stores the reference's trial beside those made with it.
+        keep: function that stores the reference's trial beside those made with it.
         known: trials of other engines, from earlier jobs.
         refused: trials of engines that cannot be used here, with the reason.
         empty: the unfilled trials by name of the engine's offer.
@@ -183,8 +183,8 @@ class Search:
         """Choose the engine.
 
         Args:
-            accuracy_check: provides the errors on the job's samples.
-            tried: tries the engine of an offer, by the offer's name.
+            accuracy_check: check that gives the errors on the job's samples.
+            tried: function that tries the engine of an offer, by the offer's name.
         """
         while True:
             choice = self._choice(accuracy_check)
@@ -259,7 +259,7 @@ class Trials:
         longest_s: maximum seconds for all trials of one request; 0 tries none, and the reference is used.
         engines: names of the engines that may be tried; None for all.
         max_bytes: maximum size of the folder; least recently used prefixes are removed first.
-        keep: takes each engine that was tried in this process, by its name; None where none is used.
+        keep: function that takes each engine that was tried in this process, by its name; None where none is used.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class Trials:
             request: request of the job.
             prefix: prefix to be run.
             pixels: the real samples.
-            reference: runs the prefix as the user's own network does.
+            reference: reference, which runs the prefix as the user's own network does.
             requester: tenant and request for which engines are tried.
             levels: meaning of the pixels if they are unprocessed, so that engines take them unprocessed too; else None.
 
@@ -342,7 +342,8 @@ class Trials:
 
         Args:
             request: request of the job.
-            reference_s: returns the seconds per sample of the reference up to the frost line, measured where need be.
+            reference_s: function that returns the seconds per sample of the reference up to the frost line, measured
+                where need be.
         """
         digest = request.features.prefix
         if digest is None or request.features.engine != REFERENCE or not self._tries(request.accuracy):
@@ -381,7 +382,7 @@ class Trials:
             prefix: prefix to be run.
             pixels: the real samples.
             accuracy: accuracy that the job needs.
-            reference: runs the prefix as the user's own network does.
+            reference: reference, which runs the prefix as the user's own network does.
             requester: tenant and request for which engines are tried.
             levels: meaning of the pixels, as for ``choose_engine``.
             only: number of the cut at which the job stops; None before it has a plan, which means the frost line.
@@ -433,7 +434,7 @@ class Trials:
             pixels: the real samples.
             engine: name of the engine.
             cut: number of the cut up to which it runs.
-            reference: runs the prefix as the user's own network does.
+            reference: reference, which runs the prefix as the user's own network does.
             requester: tenant and request for which engines are tried.
             levels: meaning of the pixels, as for ``choose_engine``.
             accuracy: accuracy that the engine must have on these samples; ``exact`` if the requester has checked it.

@@ -112,16 +112,16 @@ class Shape:
         key_type: CQL type of the key.
         label: the column that is to hold labels; it may not be there.
         is_plain: rows are named as objects are, and say nothing more.
-        read: gives data and its version by key.
-        read_mask: gives a mask and its version by key; empty where rows have none.
-        write: puts data, and its size where there is a column for it, by key.
+        read: statement that gives data and its version by key.
+        read_mask: statement that gives a mask and its version by key; empty where rows have none.
+        write: statement that puts data, and its size where there is a column for it, by key.
         has_size: True if there is such a column.
         table: full name of the table of the data, quoted.
         put: the columns of a sample: key and data, then those of ``beside``, its mask and its seal where there are any.
         beside: columns of size, name and label that are in the same table.
-        check: gives data, and the mask where rows have one, by key.
-        seal: puts a seal by key; empty where the table has no column for it.
-        sealed: reads a seal by key, when it was written, and when data and mask were; empty likewise.
+        check: statement that gives data, and the mask where rows have one, by key.
+        seal: statement that puts a seal by key; empty where the table has no column for it.
+        sealed: statement that reads a seal by key, when it was written, and when data and mask were; empty likewise.
         listing: scan of keys, sizes where there are any, versions, and versions of the masks where there are masks.
         rows: scan of keys, labels and further columns, None where there are none.
         types: CQL types of the columns of ``rows``, by name.

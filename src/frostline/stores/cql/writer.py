@@ -27,7 +27,7 @@ class TableSample(NamedTuple):
         data: the encoded image.
         label: label of the sample; -1 where there is none.
         class_name: the name of its class; None where there is none.
-        origin: names what it is made from, for its seal.
+        origin: name of what it is made from, for its seal.
         mask: the mask, encoded; None where it has none.
         about: the metadata, in the order of the columns that it is put with.
     """
