@@ -44,7 +44,7 @@ def job(data, **fields):
 
 
 def found(data=None, *, nodes=(), network=False, token=None, **fields):
-    """Findings that are not fine, of an examination; what other work leaves of this machine's memory is none of theirs."""
+    """Findings that are not fine, of an examination, but for those of this machine, whose memory others use too."""
     subject = ExaminedSetup(
         nodes=nodes,
         data=None if data is None else job(data, near=next(iter(nodes), None), also_near=tuple(nodes[1:]), **fields),

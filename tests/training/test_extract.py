@@ -95,7 +95,7 @@ def test_a_sample_without_a_label_is_of_no_class(folder, tmp_path, node):
     data.mkdir()
     for name in ("a.jpg", "b.jpg"):
         shutil.copy(folder / "circle" / "000.jpg", data / name)
-    for listed, label, classes in (("a.jpg,cat\nb.jpg,\n", [0, -1], ["cat", None]), ("", [-1, -1], [None, None])):
+    for listed, label, classes in (("a.jpg,cat\nb.jpg,\n", [0, None], ["cat", None]), ("", [None, None], [None, None])):
         (data / "labels.csv").write_text(f"file_name,label\n{listed}") if listed else (data / "labels.csv").unlink()
         extract(settings(data, tmp_path / "f.parquet", node.url), quiet)
         table = pq.read_table(tmp_path / "f.parquet").sort_by("object")

@@ -314,11 +314,11 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
 
 
 def _likely_label(schema: pa.Schema) -> str | None:
-    """The column to name as that of labels: a field of one that is called so, else the first of texts, if any."""
+    """The column to name as that of labels: a field of one that is called so, else the first of texts, or at all."""
     names = [field.name for field in schema if field.name not in (*TAKEN, SOURCE, SPLIT)]
     fields = [name for name in names if name.rpartition(".")[0] in LABEL_FIELDS]
     texts = [name for name in names if is_text(simple_type(schema.field(name).type))]
-    return next(iter((*fields, *texts)), None)
+    return next(iter((*fields, *texts, *names)), None)
 
 
 def values_of(columns: ManifestColumns, rows: SelectedRows | None, name: str) -> pa.ChunkedArray:

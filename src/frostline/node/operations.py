@@ -228,7 +228,7 @@ class Trainings:
         settings: settings of the node, with the number of trainings and their memory.
         hold: function that returns a context that keeps a prefix resident.
         charge: function that is called with an account and the core seconds of its training.
-        tenants: returns the names of all tenants.
+        tenants: function that returns the names of all tenants.
     """
 
     def __init__(

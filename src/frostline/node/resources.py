@@ -316,7 +316,6 @@ class RequestOpener:
     Attributes:
         stores: stores under the node's roots.
         prefixes: prefixes that the node holds.
-        reads: watch that sees whether reads of the stores end.
     """
 
     def __init__(self, settings: NodeSettings, stores: Stores, prefixes: Prefixes, resources: Resources) -> None:

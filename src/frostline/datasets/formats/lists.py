@@ -582,7 +582,7 @@ class _Notes:
 
     Args:
         found: samples of the folders.
-        finder: finds the objects that lists mean.
+        finder: finder of the objects that lists mean.
         takes_labels: the labels of lists are those of the samples, and not metadata.
     """
 

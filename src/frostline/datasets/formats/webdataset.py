@@ -1,8 +1,6 @@
 """WebDataset shards: samples are members of tars, read at their places; compressed tars are unpacked once.
 
 Keeps plain copies of compressed tars in a cache folder: each is unpacked once, within bounds, and whole or not.
-
-Reads samples that lie in compressed tars, from plain copies of these.
 """
 
 import gzip
@@ -377,7 +375,7 @@ def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...], others
         store: store that holds the tar.
         shard: the entry in the store's listing.
         contents_of: endings of the names whose contents are wanted.
-        others: gets the names of links, pipes and devices, which hold nothing to read.
+        others: function that takes the names of links, pipes and devices, which hold nothing to read.
 
     Raises:
         DataError: the tar is cut off, damaged, compressed, or has changed since it was listed.
