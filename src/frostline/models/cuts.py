@@ -99,7 +99,7 @@ def _frontiers(
     places = found if all(value.dtype.startswith("int") for value in first.values) else [first, *found]
     singles = [frontier for frontier in places if len(frontier.values) == 1]
     kept = [frontier for frontier in found if len(frontier.values) == 1 or _is_worth_two(frontier, singles)]
-    return _reaching_the_last(_with_one_as_asked(kept, [place for place in legal if place.after in asked]), graph)
+    return _with_one_as_asked(kept, [frontier for frontier in legal if frontier.after in asked])
 
 
 def _reaching_the_last(places: Sequence[Frontier], graph: Graph) -> list[Frontier]:
@@ -373,7 +373,7 @@ def enumerate_cuts(graph: Graph, inputs: Sequence[TensorSpec], *, reach: int, as
     found = _frontiers(graph, inputs, _crosses_as_it_is, asked=range(asked, reach + 1))
     names: dict[str, int] = {}
     nonnegative = _from_relu(graph)
-    kept = [frontier for frontier in found if frontier.after <= reach]
+    kept = _reaching_the_last([frontier for frontier in found if frontier.after <= reach], graph)
     encoded, first = input_cuts(inputs)
     cuts = [_cut(number, frontier, graph, names, nonnegative) for number, frontier in enumerate(kept, start=2)]
     return (encoded, replace(first, tensors=graph.inputs), *cuts)
