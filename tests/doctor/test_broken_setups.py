@@ -43,6 +43,12 @@ def job(data, **fields):
     return JobSettings(**{"data": str(data), "model": SMALL, "until": "stem", **fields})
 
 
+@pytest.fixture(autouse=True)
+def _no_variables_of_the_tests(monkeypatch):
+    """An examination names variables that nothing of Frostline reads."""
+    monkeypatch.delenv("FROSTLINE_TESTS_COMPLETE", raising=False)
+
+
 def found(data=None, *, nodes=(), network=False, token=None, **fields):
     """Findings that are not fine, of an examination, but for those of this machine, whose memory others use too."""
     subject = ExaminedSetup(

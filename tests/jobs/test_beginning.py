@@ -599,8 +599,9 @@ def test_jobs_whose_networks_do_not_fit_together_take_turns_and_have_all_their_f
     monkeypatch.setattr(stays, "_TURN_S", 0.02)
     folder = image_folder(tmp_path / "images", per_class=10)
     data, names, last = fl.Dataset(folder), ("ann", "bob", "cat", "dan"), nodes.small_network(side=8).cuts[-1].number
-    # Eighteen megabytes for weights, and each network takes seven.
-    settings = NodeSettings(memory_bytes=96 << 20, device_batch=8, tenants=tuple(map(tenant, names)), max_requests=32)
+    # Eighteen megabytes for weights, and each network takes seven, and eleven to be read.
+    known = tuple(tenant(name, work_bytes=12 << 20) for name in names)
+    settings = NodeSettings(memory_bytes=96 << 20, device_batch=8, tenants=known, max_requests=32)
 
     def job_of(number, **options):
         torch.manual_seed(number)

@@ -11,7 +11,9 @@ from torch.utils._pytree import tree_leaves
 from frostline.core import Dim, TensorSpec
 from frostline.core.errors import NotTraceable
 from frostline.engines.graph_runner import Runner
+from frostline.models import cut_network
 from frostline.models.tracing import Trace, trace
+from support.cutting import crossed, shipped_engine
 from support.networks import Small
 
 INPUTS = (TensorSpec((6,)),)
@@ -180,6 +182,21 @@ class Attends(nn.Module):
         h = self.patches(x).flatten(2).transpose(1, 2)
         h = torch.cat([self.token.expand(x.shape[0], -1, -1), h], 1) + self.place
         return {"first": h + self.attention(*[self.norm(h)] * 3, need_weights=False)[0], "none": None}
+
+
+def test_a_size_that_is_read_late_is_known_on_both_sides_of_a_cut_in_half_precision():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), Folds(), nn.Linear(6, 2)).to(torch.bfloat16)
+    model[:3].requires_grad_(False)
+    network = cut_network(model, INPUTS)
+    assert network.fallback is None
+    batch = torch.randn(5, 6)
+    features = crossed(shipped_engine(network), [batch], network.frost_line)
+    assert torch.equal(network.head(features), model(batch.to(torch.bfloat16)))
+
+
+class Folds(nn.Module):
+    def forward(self, x):
+        return x.view(x.shape[0] * 2, 3).relu().view(x.shape[0], -1)
 
 
 @pytest.mark.parametrize("build", [Small, Attends])

@@ -145,7 +145,7 @@ def _begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> PassStart
     """
     own = state.get(_KEY)
     if own is None or workers == 1:
-        return PassStart(state=OrderState.from_json(state))
+        return PassStart(state=OrderState.from_json(_of_a_run(state)))
     given = own.get("given") if isinstance(own, Mapping) else None
     if not isinstance(given, int) or given < 0:
         raise OrderMismatch(f"this state of a loader's worker is damaged: {_KEY!r} makes no sense")
@@ -179,7 +179,12 @@ def merge_worker_states(state: Any) -> dict[str, Any]:
     if not found:
         raise OrderMismatch("there is no state of a loader in this")
     last = max(found, key=lambda item: int(item["position"]))
-    return {name: value for name, value in last.items() if name != _KEY}
+    return _of_a_run(last)
+
+
+def _of_a_run(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state without what a worker says of its turns."""
+    return {name: value for name, value in state.items() if name != _KEY}
 
 
 def _states(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -486,7 +491,7 @@ class ArrayLoader:
         Raises:
             OrderMismatch: the state is of other samples, another seed, order or epoch, or of a newer Frostline.
         """
-        found = OrderState.from_json(state)
+        found = OrderState.from_json(_of_a_run(state))
         found.require(self._state(0))
         if found.epoch != self._order.epoch:
             raise OrderMismatch(

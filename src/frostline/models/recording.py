@@ -110,9 +110,9 @@ class Recording:
         for own, others in zip(self.calls, other.calls, strict=True):
             args = cast(_Args, sizes.both(own.args, others.args))
             kwargs = cast(_Named, sizes.both(own.kwargs, others.kwargs))
-            nodes += [*sizes.made(), _node(own, others, args, kwargs)]
+            nodes.append(_node(own, others, args, kwargs))
         outputs = tuple(sizes.both(*pair) for pair in zip(self.outputs, other.outputs, strict=True))
-        return (*nodes, *sizes.made()), outputs
+        return (*sizes.made, *nodes), outputs
 
 
 def record(model: nn.Module, batch: Sequence[torch.Tensor], earlier: Recording | None = None) -> Recording:
@@ -479,12 +479,15 @@ class _Sizes:
 
     Args:
         source: value whose first dimension is the number of rows.
+
+    Attributes:
+        made: the nodes that compute sizes, which need the source alone and so stand before all others.
     """
 
     def __init__(self, source: str) -> None:
         self._source = source
         self._names: dict[Dim, str] = {}
-        self._new: list[GraphNode] = []
+        self.made: list[GraphNode] = []
 
     def both(self, few: Argument, more: Argument) -> Argument:
         """The argument of both recordings.
@@ -503,11 +506,6 @@ class _Sizes:
                 return few
         raise NotTraceable(BY_SIZE)
 
-    def made(self) -> list[GraphNode]:
-        """The nodes that are needed since this was asked last."""
-        new, self._new = self._new, []
-        return new
-
     def _name(self, dim: Dim) -> str:
         if dim not in self._names:
             if dim == Dim(0, 1):
@@ -518,7 +516,7 @@ class _Sizes:
             else:
                 made = self._arithmetic("operator.mul", Ref(self._name(Dim(0, 1))), dim.per_sample, dim)
             self._names[dim] = made.name
-            self._new.append(made)
+            self.made.append(made)
         return self._names[dim]
 
     def _arithmetic(self, op: str, left: Ref, right: int, dim: Dim) -> GraphNode:
