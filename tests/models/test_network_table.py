@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 PAGE = ROOT / "docs" / "networks.md"
 SOME = {
+    ("torchvision convnext_tiny", "bfloat16"),
     ("diffusers AutoencoderKL, its encoder", "bfloat16"),
     ("timm mixer_s32_224", "float32"),
     ("timm vit_tiny_patch16_224 + LoRA", "bfloat16"),
@@ -24,6 +25,7 @@ SOME = {
     ("transformers WhisperForAudioClassification", "bfloat16"),
 }
 USUAL = (
+    "torchvision convnext_tiny",
     "timm vit_tiny_patch16_224 + LoRA",
     "transformers GPT2ForSequenceClassification",
     "transformers Wav2Vec2ForSequenceClassification",
