@@ -68,6 +68,10 @@ def test_a_run_killed_twice_has_the_losses_of_an_undisturbed_one(capsys, folder,
     out, draw = tmp_path / "run", random.Random(7)
     first, second = draw.randrange(3, STEPS // 2), draw.randrange(STEPS // 2 + 3, STEPS)
     run_until_killed(first, "train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
+    kept = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    code, _, err = run(capsys, "train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
+    assert (code, "cut off before its end: go on with it by --resume" in " ".join(err.split())) == (2, True)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == kept
     run_until_killed(second, "train", "--resume", out, *AGAIN)
     report = run_json(capsys, "train", "--resume", out, *AGAIN)
     assert {name: report[name] for name in ALIKE} == {name: whole[name] for name in ALIKE}

@@ -39,7 +39,7 @@ from frostline.training.objective import Objective, objective_of
 from frostline.training.recipe import Confusion, Unfreezing
 from frostline.training.report.report import Record, Report, RouteUsage, WorkLocation, versions
 from frostline.training.report.steps import StepRecorder, digests_of
-from frostline.training.run_config import RunConfig, make_folder, write_tensors, write_text
+from frostline.training.run_config import REPORT, RunConfig, make_folder, write_tensors, write_text
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
@@ -657,5 +657,5 @@ def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) 
     config = config_of(model, begun.outputs, begun.classes)
     if config is not None:
         write_text(out / "config.json", config)
-    write_text(out / "report.json", json.dumps(report.to_json(), indent=2) + "\n")
+    write_text(out / REPORT, json.dumps(report.to_json(), indent=2) + "\n")
     write_text(out / "report.html", render_page(report, run.pictures(report)))

@@ -32,9 +32,12 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = (
+    "CHECKPOINTS",
+    "REPORT",
     "RunConfig",
     "atomic_file",
     "make_folder",
+    "require_ended",
     "write_bytes",
     "write_tensors",
     "write_text",
@@ -152,6 +155,28 @@ def _sync_folder(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's checkpoints in its own folder."""
+
+REPORT = "report.json"
+"""File of a run's figures, which is written when the run ends or is interrupted."""
+
+
+def require_ended(folder: Path) -> None:
+    """Do nothing unless a run was cut off in a folder: it has a checkpoint that no report came after.
+
+    Raises:
+        SettingError: it has one, which a new run would remove.
+    """
+    report = folder / REPORT
+    ended = report.stat().st_mtime_ns if report.is_file() else 0
+    if any(path.stat().st_mtime_ns > ended for path in (folder / CHECKPOINTS).glob("step-*.safetensors")):
+        raise SettingError(
+            f"{folder} has a training that was cut off before its end: go on with it by --resume {folder}, or give "
+            "another folder, or remove this one"
+        )
 
 
 _FILE = "frostline.json"

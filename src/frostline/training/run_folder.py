@@ -20,7 +20,7 @@ from frostline.core.files import read_regular, with_schema, without_schema
 from frostline.models.artifact import metadata
 from frostline.training.loop import Checkpoint
 from frostline.training.report.steps import forget_steps
-from frostline.training.run_config import RunConfig, make_folder, write_tensors
+from frostline.training.run_config import CHECKPOINTS, RunConfig, make_folder, write_tensors
 from frostline.training.settings import CheckpointEvery
 
 __all__ = ("CheckpointFolder", "begin_run")
@@ -30,7 +30,6 @@ _KEY = "checkpoint"
 # What ``atomic_file`` writes before it puts it in its place.
 _UNFINISHED = ".step-*.part"
 _KEPT = 2
-_CHECKPOINTS = "checkpoints"
 _NAME = re.compile(r"step-(\d{10})\.safetensors")
 # Epochs on kept features take milliseconds, and a slow disk seconds for a large head: where no steps were asked for,
 # checkpoints take at most this share of the time.
@@ -66,7 +65,7 @@ class CheckpointFolder:
     def __init__(
         self, folder: Path, every: CheckpointEvery | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._folder = folder / _CHECKPOINTS
+        self._folder = folder / CHECKPOINTS
         self._every = every or CheckpointEvery()
         self._clock = clock
         self._step = 0
