@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -179,12 +179,12 @@ def merge_worker_states(state: Any) -> dict[str, Any]:
     if not found:
         raise OrderMismatch("there is no state of a loader in this")
     last = max(found, key=lambda item: int(item["position"]))
-    return _of_a_run(last)
+    return cast(dict[str, Any], _of_a_run(last))
 
 
-def _of_a_run(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state without what a worker says of its turns."""
-    return {name: value for name, value in state.items() if name != _KEY}
+def _of_a_run(state: Any) -> Any:
+    """The state without what a worker says of its turns; what is no state stays as it is, and is refused as that."""
+    return {name: value for name, value in state.items() if name != _KEY} if isinstance(state, Mapping) else state
 
 
 def _states(value: Any) -> Iterator[Mapping[str, Any]]:
