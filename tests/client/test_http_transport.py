@@ -336,3 +336,14 @@ def test_a_request_whose_bits_changed_on_the_way_is_not_answered_for_another_sam
             assert exchange.send(message) == status
             exchange.break_off()
             exchange.end()
+
+
+def test_a_connection_that_comes_back_after_the_end_is_closed():
+    with closing(listen("127.0.0.1", 0)) as listening:
+        connections = Connections(f"http://127.0.0.1:{listening.getsockname()[1]}", deadline_s=30, max_idle=1)
+        late = connections.make_connection()
+        late.connect()
+        connections.drop_idle(for_good=True)
+        connections.give_back(late)
+        assert late.sock is None
+        assert connections.take() is None

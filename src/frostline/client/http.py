@@ -349,8 +349,8 @@ class HttpTransport:
         self._connections.break_off()
 
     def close(self) -> None:
-        """Close the idle connections."""
-        self._connections.drop_idle()
+        """Close the idle connections, and those under way when they come back."""
+        self._connections.drop_idle(for_good=True)
 
     @contextmanager
     def count_requests(self, *, requests: int = 0) -> Iterator[None]:

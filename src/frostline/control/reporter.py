@@ -109,7 +109,7 @@ class ControlLink:
 
     def close(self) -> None:
         """Close the connection."""
-        self._connections.drop_idle()
+        self._connections.drop_idle(for_good=True)
 
 
 _LOG = logging.getLogger("frostline.control")

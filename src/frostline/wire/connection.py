@@ -398,11 +398,11 @@ class Connections:
                 return
         connection.close()
 
-    def drop_idle(self) -> None:
-        """Close what is kept: the node went away."""
+    def drop_idle(self, *, for_good: bool = False) -> None:
+        """Close what is kept: the node went away, or this is the end, and what comes back later is closed too."""
         with self._lock:
             self._own()
-            idle, self._idle = self._idle, []
+            idle, self._idle, self._max_idle = self._idle, [], 0 if for_good else self._max_idle
         for connection in idle:
             connection.close()
 
