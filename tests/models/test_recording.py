@@ -91,6 +91,7 @@ BY_VALUES = {
     "numpy": lambda _, h: h + torch.from_numpy(h.detach().numpy().copy()),
     "float of a weight": lambda model, h: h * float(model.last.weight.detach()[0, 0]),
     "a number that was written into a constant": lambda model, h: h * _written(model, h),
+    "a number that was written over a constant": lambda _, h: h * _written_over(h),
     "a mask that selects": lambda _, h: h + h[h > 0].sum(),
     "nonzero": lambda _, h: h + h.nonzero().shape[0],
     "where of one argument": lambda _, h: h + len(torch.where(h > 0)[0]),
@@ -115,6 +116,13 @@ OTHERWISE = {
 def _written(model, h):
     constant = torch.zeros(6)
     constant[:2].copy_(h[0, :2])
+    return float(constant[0])
+
+
+def _written_over(h):
+    constant = torch.zeros(6)
+    view = constant[:2]
+    torch.add(torch.ones(2), h[0, :2], out=view)
     return float(constant[0])
 
 

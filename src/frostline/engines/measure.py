@@ -40,6 +40,7 @@ __all__ = (
     "GemmPeak",
     "GraphLimits",
     "Operations",
+    "SeesOperators",
     "Step",
     "count_operations",
     "count_operations_and_peaks",
@@ -566,11 +567,23 @@ def count_operations_and_peaks(
     return {cut.number: counting.upto(cut) for cut in cuts}, found
 
 
-class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
-    """Counts what passes on its way to torch's kernels, where composed operators are taken apart already."""
+class SeesOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
+    """Sees what passes on its way to torch's kernels, without torch's compiler."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: to tell torch's compiler to skip this class would import it, for a second."""
+        return False
+
+
+class _Counting(SeesOperators):  # type: ignore[no-untyped-call]  # torch does not annotate it
+    """Counts what passes, where composed operators are taken apart already."""
 
     def __init__(self, graph: Graph, first: int, limits: GraphLimits) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._graph = graph
         self._first = first
         self._limits = limits
@@ -578,11 +591,6 @@ class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
         self._now = 0
         self._values = 0
         self._after = [Operations(total=0, heaviest=0)]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: to tell torch's compiler to skip this class would import it, for a second."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -18,13 +18,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten
 
 from frostline.core import Dim, GraphNode, Ref, Token
 from frostline.core.errors import NotTraceable
 from frostline.core.graph import Argument, references
-from frostline.engines.measure import storage_key
+from frostline.engines.measure import SeesOperators, storage_key
 
 __all__ = ("BY_SIZE", "BY_VALUES", "Recording", "record", "size_of")
 
@@ -173,7 +172,7 @@ def _followed(recorder: "_Recorder") -> Iterator[None]:
         yield
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
+class _Recorder(SeesOperators):  # type: ignore[no-untyped-call]  # torch does not annotate it
     """Writes down each operator on its way to its kernel.
 
     Args:
@@ -183,7 +182,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
     """
 
     def __init__(self, model: nn.Module, batch: Sequence[torch.Tensor], earlier: Recording | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.model, self.modules, self.is_at_work = model, [""], False
         self._earlier = earlier
         self._found = Recording(inputs=_input_names(model, len(batch)))
@@ -200,11 +199,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
         for name, tensor in zip(self._found.inputs, batch, strict=True):
             self._counts[name] = 1
             self._see(tensor, name)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here: to tell torch's compiler to skip this class would import it, for a second."""
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -273,14 +267,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch do
         name = self._unique(op.split(".")[1])
         if is_fixed:
             self._fixed.add(name)
-        elif is_mutable:
-            roots = {self._roots[read] for read in reads[:1]}
-            self._fixed = {fixed for fixed in self._fixed if self._roots[fixed] not in roots}
         if op.startswith("aten.lift_fresh_copy."):
             # The recording only has the constant itself; a run copies it.
             self._owners.update((storage_key(part), name) for part in parts)
         owners = [self._owners.setdefault(storage_key(part), name) for part in parts]
         self._roots[name] = next((owner for owner in owners if owner != name), name)
+        if is_mutable and not is_fixed:  # what is written to is the first argument, or what is given back, as by out=
+            written = {self._roots[name], *(self._roots[read] for read in reads[:1])}
+            self._fixed = {fixed for fixed in self._fixed if self._roots[fixed] not in written}
         if isinstance(made, torch.Tensor):
             self._see(made, name)
         self._write(name, op, args, kwargs, is_pure=not (is_seeded or is_mutable))
