@@ -285,15 +285,16 @@ def test_an_upload_without_memory_is_refused_and_frees_its_slot(images):
 
 
 @pytest.mark.parametrize(
-    ("silence_s", "pause_s", "said"), [(0.05, 0.001, "--min-upload-rate"), (0.01, 60.0, "broke off")]
+    ("length", "silence_s", "pause_s", "said"),
+    [(b"100", 0.05, 0.001, "--min-upload-rate"), (b"1000000000", 0.01, 60.0, "broke off")],
 )
-def test_refuses_a_body_that_comes_byte_by_byte_and_names_the_option(silence_s, pause_s, said):
+def test_refuses_a_body_that_comes_byte_by_byte_and_names_the_option(length, silence_s, pause_s, said):
     async def receive():
         await anyio.sleep(pause_s)
         return {"type": "http.request", "body": b"x", "more_body": True}
 
     async def read():
-        scope = {"type": "http", "headers": [(b"content-length", b"100")]}
+        scope = {"type": "http", "headers": [(b"content-length", length)]}
         return [chunk async for chunk in BodyReader(1 << 20, silence_s).chunks(Request(scope, receive))]
 
     with pytest.raises(BadRequest, match=said):
