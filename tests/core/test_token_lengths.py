@@ -37,6 +37,7 @@ def test_a_text_gets_the_least_bucket_that_holds_it(max_length, tokens):
     assert all(length < min(tokens, max_length) for length in lengths if length < found)
 
 
+@pytest.fixture(scope="module")
 def docstrings():
     """The docstrings of the top modules of Python's standard library: real texts that are on every machine."""
     found = []
@@ -49,11 +50,10 @@ def docstrings():
 
 
 @pytest.mark.parametrize("max_length", [128, 512])
-def test_real_texts_are_padded_by_less_than_a_tenth(max_length):
-    texts = docstrings()
-    assert len(texts) > 1_000
+def test_real_texts_are_padded_by_less_than_a_tenth(docstrings, max_length):
+    assert len(docstrings) > 1_000
     # Words and marks, and one token more on either side, as BERT's tokenizer has them before it splits rare words.
-    tokens = [min(len(re.findall(r"\w+|[^\w\s]", text)) + 2, max_length) for text in texts]
+    tokens = [min(len(re.findall(r"\w+|[^\w\s]", text)) + 2, max_length) for text in docstrings]
     lengths = buckets(max_length)
     assert 1 - sum(tokens) / sum(bucket_of(count, lengths) for count in tokens) < 0.1
     assert 1 - sum(tokens) / (len(tokens) * max_length) > 0.5, "padded to one length, more than half would be padding"

@@ -1,7 +1,6 @@
 """Every example runs as it stands there, on a little data of its kind, and says what it found."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from PIL import Image
 
 from support.images import image_folder
-from support.prepared import DEEP, prepared_starts
+from support.prepared import prepared_starts
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -162,7 +161,7 @@ def test_an_example_runs_and_says_what_it_found(tmp_path, monkeypatch, request, 
     for _ in range(1 + again):
         command = [sys.executable, EXAMPLES / example, data, *arguments]
         with output.open("wb") as file:
-            done = subprocess.run(command, stdout=file, stderr=file, timeout=TIMEOUT_S, env={**os.environ, DEEP: "1"})
+            done = subprocess.run(command, stdout=file, stderr=file, timeout=TIMEOUT_S)
         said += output.read_text(errors="replace")
         assert done.returncode == 0, said[-4000:]
         arguments = [*arguments[:2]]  # the second time to its end

@@ -18,7 +18,8 @@ import json, os, signal, sys, threading
 print(json.dumps({
     "name": __name__, "words": sys.argv, "given": sys.orig_argv, "path": sys.path, "parent": os.getppid(),
     "session": os.getsid(0) == os.getpid(), "folder": os.getcwd(), "environment": dict(os.environ),
-    "descriptors": sorted(map(int, os.listdir("/proc/self/fd")))[:-1], "threads": threading.active_count(),
+    "descriptors": [number for number in range(100) if os.path.exists(f"/proc/self/fd/{number}")],
+    "threads": threading.active_count(),
     "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler, "said": sys.stdin.read(),
     "shown": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"),
 }))
@@ -43,6 +44,13 @@ def test_a_start_is_prepared_where_nothing_forbids_it():
     assert [done.stdout for done in both("-c", IMPORTED)] == [b"False\n", b"True\n"]
 
 
+def test_what_it_starts_itself_is_prepared_too_in_each_generation():
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {IMPORTED!r}])"
+    assert [done.stdout for done in both("-c", code)] == [b"False\n", b"True\n"]
+    twice = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}])"
+    assert [done.stdout for done in both("-c", twice)] == [b"False\n", b"True\n"]
+
+
 @pytest.mark.parametrize("safe", [(), ("-P",)])
 @pytest.mark.parametrize("session", [False, True])
 def test_a_program_sees_what_it_would_see_after_a_plain_start(tmp_path, safe, session):
@@ -60,7 +68,9 @@ def test_a_program_sees_what_it_would_see_after_a_plain_start(tmp_path, safe, se
     "end", ["sys.exit(3)", "sys.exit('so')", "os._exit(4)", "1 / 0", "os.kill(os.getpid(), 9)", ""]
 )
 def test_it_ends_as_after_a_plain_start(end):
-    first, second = both("-c", f"import os, sys\n{end}")
+    at_exit = "import atexit, os, sys, threading, time\natexit.register(print, 'so')\n"
+    thread = "threading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()\n"
+    first, second = both("-c", at_exit + thread + end)
     assert (second.returncode, second.stdout) == (first.returncode, first.stdout)
     assert second.stderr.splitlines()[-1:] == first.stderr.splitlines()[-1:]
 

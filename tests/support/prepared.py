@@ -3,10 +3,15 @@
 They are processes like others: children of who started them, with the arguments, descriptors, environment and folder
 that were asked for, in one thread, and they run what they are told from its first line on. What a process reads only
 when it starts (limits, cores, variables of Python, OpenMP and malloc) is that of the process they are forks of: there
-is one for each such setting, from the second start under it on. The first is a plain start, as is each that asks for
-more than is known here.
+is one for each such setting, from the second start under it on, or from that of a node, which starts others. Any other
+first one is a plain start, as is each that asks for more than is known here. What is started so starts its own
+processes so too, under its own setting, from a fork of itself at its beginning.
+
+At its end such a process does not take apart what was imported, which takes ten times as long as to start it: what
+Python does only then, such as to call finalizers of objects of modules, is not done.
 """
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -25,18 +30,14 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 import types
 from collections import Counter
 from pathlib import Path
 
-__all__ = ("DEEP", "PLAIN", "prepared_starts", "serve")
+__all__ = ("PLAIN", "prepared_starts", "serve")
 
 PLAIN = "FROSTLINE_TESTS_PLAIN_STARTS"
 """A variable under which nothing is prepared."""
-
-DEEP = "FROSTLINE_TESTS_DEEP_STARTS"
-"""A variable under which what is started so starts its own processes so too, from a fork of itself at its beginning."""
 
 _NETWORKS = Path("/var/run/netns")
 _CLONE_NEWNET = 0x40000000
@@ -49,12 +50,11 @@ _PREFIXES = (
 _BY_PATH = "PYTHONPATH"
 _PYTHON = sys.executable  # as it was before a test named another one
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
+_NODE = "frostline.control"
 _NOT_IMPORTED = ("frostline.ray", "frostline.testing", "frostline.demo")
 _BOUNDED = (
     "frostline.datasets.listing_process",
-    "frostline.node.trials.trial_process",
     "frostline.preprocess.decoders",
-    "frostline.training.in_store_process",
 )
 """Modules whose memory is measured or bounded where they run, so that they begin with none but their own."""
 
@@ -63,6 +63,7 @@ _LONGEST_COMMAND = 4096
 _MOST = 4
 """Processes that are kept to be forked, of some 200 MB each."""
 
+_HIGHEST = 1 << 10
 _LOWEST_FREE = 100
 """Descriptors that came with a request stay above this until they have the numbers that were asked for."""
 
@@ -172,16 +173,17 @@ class _Ways:
     """The process for each setting that more than one start had.
 
     Args:
-        ways: those that are there already, by setting.
-        more: modules that the others import beside the usual ones.
+        more: modules that they import beside the usual ones.
+        ways: those that are there already, by setting, if there are to be no others: a process of many threads begins
+            none.
     """
 
-    def __init__(self, ways=(), more=()):
+    def __init__(self, more=(), ways=None):
         self._lock = threading.Lock()
         self._more = more
-        self._ways = dict(ways)
-        self._asked = Counter(self._ways.keys())
-        self._is_closed = False
+        self._ways = ways or {}
+        self._asked = Counter()
+        self._is_closed = ways is not None
 
     def start(self, asked, streams, more):
         """The number of a new child of this process; None where the start is to be a plain one."""
@@ -205,7 +207,9 @@ class _Ways:
         key = asked.read_at_a_start
         with self._lock:
             self._asked[key] += 1
-            if (self._asked[key] == 1 and not self._more) or self._is_closed:
+            if self._is_closed:
+                return self._ways.get(key)
+            if self._asked[key] == 1 and not self._more and _NODE not in asked.arguments:
                 return None
             if key not in self._ways and len(self._ways) == _MOST:
                 self._ways.pop(next(iter(self._ways))).close()
@@ -217,8 +221,8 @@ class _Ways:
         """End them all; what they started goes on."""
         with self._lock:
             self._is_closed = True
-            for way in self._ways.values():
-                way.close()
+            while self._ways:
+                self._ways.popitem()[1].close()
 
 
 def _cores(text):
@@ -244,23 +248,23 @@ class _Way:
             process = subprocess.Popen(
                 [_PYTHON, "-c", code, " " * _LONGEST_COMMAND],
                 pass_fds=(theirs.fileno(),),
-                env={**environment, PLAIN: "1"},
+                env={**environment, PLAIN: "1"},  # so that it is itself a plain start
                 stdin=subprocess.DEVNULL,
-                preexec_fn=_nothing,  # so that it is itself a plain start
             )
         return cls(ours, process)
 
     @classmethod
     def forked(cls):
-        """A fork of this process; None in that one, when it has forked one itself."""
+        """A fork of this process."""
         ours, theirs = socket.socketpair()
         if os.fork():
             theirs.close()
-            return cls(ours, None)
+            highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _HIGHEST) - 1  # the lowest are the program's
+            with ours:
+                return cls(socket.socket(fileno=fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, highest)), None)
         nowhere = os.open(os.devnull, os.O_RDWR)
         _take([nowhere, nowhere, nowhere, theirs.detach()], [0, 1, 2, 3])
-        _answer(socket.socket(fileno=3))
-        return None
+        return _answer(socket.socket(fileno=3))
 
     @property
     def is_alive(self):
@@ -292,10 +296,6 @@ def _adopting():
         prctl(_SUBREAPER, 0, 0, 0, 0)
 
 
-def _nothing():
-    pass
-
-
 def _exactly(connection, count):
     found = b""
     while len(found) < count:
@@ -307,7 +307,7 @@ def _exactly(connection, count):
 
 
 def serve(number, *more):
-    """Fork what is asked for until nobody can ask any more; returns in each fork when that has done its work."""
+    """Fork what is asked for until nobody can ask any more; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for those in the terminal's foreground that do something
     connection = socket.socket(fileno=number)
     _import(more)
@@ -326,7 +326,6 @@ def _answer(connection):
         if (pid := _forked(asked)) is None:
             connection.detach()  # it is closed with all others
             _run(asked, descriptors)
-            return
         connection.sendall(pid.to_bytes(4))
         for descriptor in descriptors:
             os.close(descriptor)
@@ -419,21 +418,29 @@ def _module(name):
 
 
 def _run(asked, descriptors):
-    """Become what was asked for and run it; what it raises ends the process as it would end any other."""
+    """Become what was asked for, run it, and end as any other process ends; never returns."""
     _become(asked, descriptors)
-    if DEEP in os.environ:
-        if (way := _Way.forked()) is None:
-            return
-        _prepare(_Ways({_Asked((), None, os.environ, None, False).read_at_a_start: way}))
+    _prepare(_Ways(ways={_Asked((), None, os.environ, None, False).read_at_a_start: _Way.forked()}))
     code, main = _main(asked["arguments"])
     sys.modules["__main__"] = main
+    status, interrupted = 0, False
     try:
         exec(code, main.__dict__)
-    except KeyboardInterrupt:
-        traceback.print_exc()
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        if status == 1 and error.code != 1:
+            print(error.code, file=sys.stderr)
+    except BaseException as error:  # noqa: BLE001 (whatever it is, it ends this process)
+        sys.excepthook(type(error), error, error.__traceback__.tb_next)
+        status, interrupted = 1, isinstance(error, KeyboardInterrupt)
+    threading._shutdown()  # noqa: SLF001 (waits for threads)
+    atexit._run_exitfuncs()  # noqa: SLF001
+    with contextlib.suppress(AttributeError, ValueError):  # there is none, or it is closed
         sys.stdout.flush()
+    if interrupted:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # as Python ends that nothing catches it
         os.kill(os.getpid(), signal.SIGINT)
+    os._exit(status & 0xFF)
 
 
 def _become(asked, descriptors):
