@@ -22,6 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # Threads of PyTorch that wait for each other would spin, on cores that other tests run on: of an example that takes 8 s
 # of processor time it made 20. Frostline's own processes have it so too (engines/machine.py).
 export OMP_WAIT_POLICY := PASSIVE
+# So would those of NumPy: of a regression that takes 0.05 s of one core they made 10.
+export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: demo test test-fast test-long check static types layers site fuzz mutation browser cassandra frameworks deploy-tools \
 	install install-test docs map lock sbom wheel first-screen clean
