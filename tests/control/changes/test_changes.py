@@ -83,10 +83,11 @@ def test_a_capacity_that_shrinks_is_given_to_nobody_before_stages_hold_less():
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(1, 2000)), max_size=12))
 def test_what_is_in_force_never_exceeds_the_greatest_capacity_that_anybody_may_still_hold(steps):
+    """All within one lease: what a silent stage holds after that is given to others."""
     state, there, now_s = plane(), {}, 0.0
     allowed = 1000.0
     for name, capacity in steps:
-        now_s += 1.0
+        now_s += FILE.lease_s / 12
         state.change_capacity("ann", {"bytes_per_s": capacity}, now_s)
         in_force = sum(stage.in_force.bytes_per_s for stage in there.values() if stage.version)
         allowed = max(capacity, in_force)
