@@ -20,36 +20,40 @@ def folder(tmp_path_factory):
     return path
 
 
-def traced(folder, cut, *way):
-    done = subprocess.run(
-        [sys.executable, "-P", str(_SCRIPT), str(folder), str(cut), *way],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    passed = json.loads(done.stdout)
-    # Where a pool starts one more thread just then, and where the network is looked at at a pass's end, that passes
-    # files more, and no sample does.
-    others = ("core/system.py", *(f"models/{name}.py" for name in ("head", "modules", "outside", "skipping")))
-    passed["files"] = [name for name in passed["files"] if not name.endswith(others)]
-    return passed
+def traced(folder, cut, most, *way):
+    """What each run passes of up to three, until that is at most so many files: on a busy machine a run passes more."""
+    files = None
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-P", str(_SCRIPT), str(folder), str(cut), *way],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=True,
+        )
+        passed = json.loads(done.stdout)
+        # Where a pool starts one more thread just then, and where the network is looked at at a pass's end, that passes
+        # files more, and no sample does.
+        others = ("core/system.py", *(f"models/{name}.py" for name in ("head", "modules", "outside", "skipping")))
+        seen = {name for name in passed["files"] if not name.endswith(others)}
+        files = seen if files is None else files & seen
+        if len(files) <= most:
+            break
+    assert len(files) <= most, sorted(files)
+    return files, set(passed["threads"])
 
 
 def test_a_plain_sample_passes_at_most_27_files_and_three_hand_overs(folder):
-    passed = traced(folder, 0)
-    assert len(passed["files"]) <= 27, passed["files"]
+    _, threads = traced(folder, 0, 27)
     # One thread reads it, one decodes it, one puts it into its batch where the decoder does not, and the loop takes it.
-    assert set(passed["threads"]) <= {"frostline-prefetch", "frostline-decode", "frostline-fill", "loop"}
+    assert threads <= {"frostline-prefetch", "frostline-decode", "frostline-fill", "loop"}
 
 
 def test_a_sample_with_frozen_layers_in_the_same_process_passes_at_most_42_files(folder):
-    passed = traced(folder, 4)
-    assert "node/device.py" in passed["files"], "the node's device runs the layers"
-    assert len(passed["files"]) <= 42, passed["files"]
+    files, _ = traced(folder, 4, 42)
+    assert "node/device.py" in files, "the node's device runs the layers"
 
 
 def test_a_sample_with_frozen_layers_at_a_node_over_http_passes_at_most_60_files_of_both(folder):
-    passed = traced(folder, 4, "http")
-    assert {"client/http.py", "node/http/app.py", "node/device.py"} <= set(passed["files"]), "a node is asked"
-    assert len(passed["files"]) <= 60, passed["files"]
+    files, _ = traced(folder, 4, 60, "http")
+    assert {"client/http.py", "node/http/app.py", "node/device.py"} <= files, "a node is asked"
