@@ -48,6 +48,9 @@ _PREFIXES = (
     *("PYTHON", "PYTORCH_", "TORCH", "LANG", "LC_", "TZ"),
 )
 _BY_PATH = "PYTHONPATH"
+# What mallopt(3) sets too.
+_MALLOPT = {"MALLOC_TRIM_THRESHOLD_": -1, "MALLOC_MMAP_MAX_": -4, "MALLOC_ARENA_MAX": -8}
+_LATER = {_BY_PATH, *_MALLOPT}
 _PYTHON = sys.executable  # as it was before a test named another one
 _LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 _NODE = "frostline.control"
@@ -163,7 +166,9 @@ class _Asked:
     def read_at_a_start(self):
         """What a process that is forked cannot be given any more."""
         variables = sorted(
-            (name, value) for name, value in self.environment.items() if name.startswith(_PREFIXES) and name != _BY_PATH
+            (name, value)
+            for name, value in self.environment.items()
+            if name.startswith(_PREFIXES) and name not in _LATER
         )
         limits = tuple(resource.getrlimit(limit) for limit in _LIMITS)
         return tuple(variables), limits, tuple(sorted(os.sched_getaffinity(0))), os.nice(0)
@@ -248,7 +253,8 @@ class _Way:
             process = subprocess.Popen(
                 [_PYTHON, "-c", code, " " * _LONGEST_COMMAND],
                 pass_fds=(theirs.fileno(),),
-                env={**environment, PLAIN: "1"},  # so that it is itself a plain start
+                # So that it is itself a plain start, with the C library's own settings.
+                env={**{name: environment[name] for name in environment if name not in _MALLOPT}, PLAIN: "1"},
                 stdin=subprocess.DEVNULL,
             )
         return cls(ours, process)
@@ -421,6 +427,8 @@ def _run(asked, descriptors):
     """Become what was asked for, run it, and end as any other process ends; never returns."""
     _become(asked, descriptors)
     _prepare(_Ways(ways={_Asked((), None, os.environ, None, False).read_at_a_start: _Way.forked()}))
+    for name in _MALLOPT.keys() & os.environ.keys():
+        ctypes.CDLL(None).mallopt(_MALLOPT[name], int(os.environ[name]))
     code, main = _main(asked["arguments"])
     sys.modules["__main__"] = main
     status, interrupted = 0, False
