@@ -192,6 +192,26 @@ def test_the_trainer_computes_by_an_engine_too_and_the_next_job_knows_it(folder,
             tried.clear()
 
 
+def test_a_first_job_runs_its_first_rows_at_once_and_tries_engines_after_them(folder, expected, monkeypatch):
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(both_sides, "_FIRST_S", 60.0)
+    done, run, choose = [], TorchLocalPrefix.run, both_sides.Trials.choose
+
+    def noted(prefix, arrays, size):
+        done.append(len(arrays[0]))
+        return run(prefix, arrays, size)
+
+    def chosen(*said, **more):
+        done.append("tried")
+        return choose(*said, **more)
+
+    monkeypatch.setattr(TorchLocalPrefix, "run", noted)
+    monkeypatch.setattr(both_sides.Trials, "choose", chosen)
+    with node_elsewhere(folder) as url, job_near(url, folder, settings={"device_batch": 16}) as job:
+        np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+    assert done[: done.index("tried")] == [8, 8], "as many rows as a run of the device has, and no more"
+
+
 def test_a_trainer_that_could_try_no_engine_says_so_and_computes_all_the_same(folder, expected, monkeypatch):
     def fails(*_, **__):
         raise UnsafeArtifact("the graph changes its own weights")

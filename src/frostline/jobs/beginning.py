@@ -187,7 +187,8 @@ def _at_once(
 
     # A node where an earlier job found an engine has the weights, and says so in one round trip.
     measuring.begin(wait_s=0 if found is None else _SOON_S)
-    trainer = TrainerEngine(context, ready) if tries_here else None
+    rows = context.settings.device_batch if found is None else 0
+    trainer = TrainerEngine(context, ready, eager_rows=rows) if tries_here else None
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
 
 

@@ -51,6 +51,8 @@ _Arrays = Sequence[npt.NDArray[np.generic]]
 # Of this machine's memory: the trainer's own network and batches have the rest.
 _PART = 4
 _TRIAL_S = 30.0
+# Until a loop has its first rows, or until it may be that it has not begun.
+_FIRST_S = 1.0
 # Samples on which the reference's memory is seen: one alone may take other ways through a network than several.
 _SEEN_ROWS = 2
 # Times as much as a core does; where that is wrong, the first samples say so.
@@ -126,9 +128,11 @@ class TrainerEngine:
         context: context of the job, for which ``can_be_tried`` holds.
         tell: function that is called once it is known what runs, on the thread that tries engines, with why none could
             be tried, or None.
+        eager_rows: number of rows that eager torch runs before any engine is tried, since a loop waits for the first
+            ones; 0 where an engine is known from an earlier job.
     """
 
-    def __init__(self, context: JobContext, tell: Callable[[str | None], None]) -> None:
+    def __init__(self, context: JobContext, tell: Callable[[str | None], None], *, eager_rows: int = 0) -> None:
         assert context.prefix is not None, "there is something to run"
         self._context = context
         self._prefix = context.prefix
@@ -137,11 +141,17 @@ class TrainerEngine:
         self._tell = tell
         self._eager = TorchLocalPrefix(self._prefix.graph, self._prefix.tensors, context.device)
         self.choice = Choice(engine=REFERENCE, trials=())
+        self._eager_rows, self._running = eager_rows, threading.Lock()
+        self._may_try, self._is_closed = threading.Event(), False
+        if not eager_rows:
+            self._may_try.set()
         self._thread = threading.Thread(target=self._find, name="frostline-engine", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Wait for a trial that is under way: an engine that is being made cannot be interrupted."""
+        self._is_closed = True
+        self._may_try.set()
         self._thread.join()
 
     @property
@@ -150,14 +160,24 @@ class TrainerEngine:
         return REFERENCE if self._engine is None else self.choice.engine
 
     def run(self, arrays: _Arrays, size: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """See ``loaders.local_stage.LocalPrefix``; waits until an engine was found."""
+        """See ``loaders.local_stage.LocalPrefix``; waits until an engine was found, but for the first rows."""
+        with self._running:
+            if self._eager_rows > 0:
+                self._eager_rows -= len(arrays[0])
+                if self._eager_rows <= 0:
+                    self._may_try.set()
+                return self._run_eagerly(arrays, size)
         self._thread.join()
         engine = self._engine
-        if engine is None:  # another batch may round otherwise, which an accuracy with engines to try allows
-            return self._eager.run(arrays, min(size, pad_rows(len(arrays[0]))))
+        if engine is None:
+            return self._run_eagerly(arrays, size)
         [pixels] = arrays
         parts = [self._run(engine, pixels[start : start + size]) for start in range(0, len(pixels), size)]
         return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
+    def _run_eagerly(self, arrays: _Arrays, size: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """Another batch may round otherwise, which an accuracy with engines to try allows."""
+        return self._eager.run(arrays, min(size, pad_rows(len(arrays[0]))))
 
     def _run(self, engine: Engine, pixels: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], ...]:
         rows = pad_rows(len(pixels))
@@ -167,6 +187,11 @@ class TrainerEngine:
 
     def _find(self) -> None:
         why_not = None
+        self._may_try.wait(_FIRST_S)
+        with self._running:
+            self._eager_rows = 0  # what comes now waits: beside other runs an engine would seem slow
+        if self._is_closed:
+            return
         try:
             self._engine = self._found()
         except FrostlineError as error:
