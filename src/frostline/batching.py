@@ -41,6 +41,8 @@ __all__ = (
     "batch_size",
     "combined_speed",
     "first_to_finish",
+    "kept_beside",
+    "kept_part",
     "pad_rows",
     "readable_bytes",
     "stretches_of_bytes",
@@ -445,14 +447,43 @@ class Claim:
         device_s: device seconds it will probably take; only the order of tenants depends on this, and the time it
             really takes is charged later.
         max_bytes: the tenant never holds more than this, but for one piece alone.
+        tenants: number of tenants that share the memory, of which each has a part of its own; see ``kept_part``.
     """
 
     tenant: str
     device_s: float = 0.0
     max_bytes: float = math.inf
+    tenants: int = 1
 
     def __post_init__(self) -> None:
         assert self.device_s >= 0, f"work takes no less than nothing, not {self.device_s} s"
+        assert self.tenants >= 1, f"whoever asks is a tenant, not one of {self.tenants}"
+
+
+def kept_part(total_bytes: int, tenants: int) -> int:
+    """The bytes of a memory that are each tenant's own, so that whatever all others hold together leaves them to it.
+
+    Half of the memory is divided like this; a tenant with more work than its part may have of the other half.
+    """
+    return total_bytes // (2 * tenants) if tenants > 1 else 0
+
+
+def kept_beside(total_bytes: int, nbytes: int, claim: Claim, held: Mapping[str, int]) -> int:
+    """The bytes of a memory that are kept for tenants other than the one that asks, and not in use.
+
+    None where it asks for its own part, nor where it needs more at once than all that is kept for nobody.
+
+    Args:
+        total_bytes: size of the memory.
+        nbytes: bytes that are asked for.
+        claim: claim of the tenant that asks.
+        held: bytes that each tenant holds already.
+    """
+    part, others = kept_part(total_bytes, claim.tenants), claim.tenants - 1
+    if held.get(claim.tenant, 0) + nbytes <= part or nbytes > total_bytes - others * part:
+        return 0
+    used = sum(min(nbytes, part) for tenant, nbytes in held.items() if nbytes and tenant != claim.tenant)
+    return max(0, others * part - used)
 
 
 ANYBODY = Claim(tenant="")
@@ -471,7 +502,8 @@ class MemoryBudget:
     A reservation is a number. It is granted at once or waits. First come is first served, or by the tenants' shares
     where those are given: next is the tenant that stands lowest once what it has in work has run. Whoever is next
     is not overtaken until there is room for it, so that a large reservation is not starved by small ones; only one
-    whose tenant may hold no more lets others go first.
+    whose tenant may hold no more lets others go first, and whoever asks for its own part (``kept_part``) waits for
+    nobody.
 
     Args:
         total_bytes: bound that what is granted never exceeds.
@@ -536,9 +568,8 @@ class MemoryBudget:
 
     def take(self, nbytes: int, claim: Claim = ANYBODY) -> int | None:
         """Memory that is there now, or None where it is not, or where somebody waits for it already."""
-        if self._first() is not None or self._reserved + nbytes > self._total or self._is_full(nbytes, claim):
-            return None
-        return self.ask(nbytes, claim)
+        is_next = self._is_own(nbytes, claim) or self._first() is None
+        return self.ask(nbytes, claim) if is_next and self._may_hold(nbytes, claim) else None
 
     def check(self, nbytes: int) -> None:
         """Do nothing if so much could be granted at all.
@@ -593,12 +624,21 @@ class MemoryBudget:
             self._shares.depart(claim.tenant)
 
     def _grant(self) -> None:
-        while (number := self._first()) is not None and self._reserved + self._waiting[number].nbytes <= self._total:
+        while (number := self._next_granted()) is not None:
             asked = self._granted[number] = self._waiting.pop(number)
             self._reserved += asked.nbytes
             self._held[asked.claim.tenant] += asked.nbytes
             self._promised[asked.claim.tenant] += asked.claim.device_s
             self._peak = max(self._peak, self._reserved)
+
+    def _next_granted(self) -> int | None:
+        """The reservation that is granted next: the first, or the first of those within their tenants' own parts."""
+        first = self._first()
+        if first is None or self._may_hold(self._waiting[first].nbytes, self._waiting[first].claim):
+            return first
+        own = [number for number, asked in self._waiting.items() if self._is_own(asked.nbytes, asked.claim)]
+        able = [number for number in own if self._may_hold(self._waiting[number].nbytes, self._waiting[number].claim)]
+        return min(able, key=self._place, default=None)
 
     def _first(self) -> int | None:
         """The reservation that is next, of those whose tenants may hold more."""
@@ -606,6 +646,16 @@ class MemoryBudget:
             number for number, claimant in self._waiting.items() if not self._is_full(claimant.nbytes, claimant.claim)
         ]
         return min(able, key=self._place, default=None)
+
+    def _may_hold(self, nbytes: int, claim: Claim) -> bool:
+        """Whether so much is free for a tenant now, beside what is kept for the others."""
+        kept_bytes = kept_beside(self._total, nbytes, claim, self._held)
+        return not self._is_full(nbytes, claim) and self._reserved + nbytes + kept_bytes <= self._total
+
+    def _is_own(self, nbytes: int, claim: Claim) -> bool:
+        """Whether a reservation is within its tenant's own part, and within what the tenant may hold."""
+        part = kept_part(self._total, claim.tenants)
+        return self._held[claim.tenant] + nbytes <= part and not self._is_full(nbytes, claim)
 
     def _place(self, number: int) -> tuple[float, int]:
         return self._standing(self._waiting[number].claim.tenant), number

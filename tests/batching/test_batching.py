@@ -11,6 +11,7 @@ from frostline.batching import (
     Limit,
     MemoryBudget,
     batch_size,
+    kept_part,
     readable_bytes,
     stretches_of_bytes,
     stretches_of_work,
@@ -97,6 +98,44 @@ def test_one_piece_alone_may_be_larger_than_what_its_tenant_may_hold():
     assert budget.is_granted(budget.ask(80, Claim(tenant="mine", max_bytes=50)))
 
 
+@pytest.mark.parametrize("tenants", [2, 3, 7, 40])
+def test_each_tenant_gets_its_own_part_whatever_all_others_hold_together(tenants):
+    budget = MemoryBudget(1000)
+    part = kept_part(1000, tenants)
+    assert part == 1000 // (2 * tenants)
+    *others, last = (Claim(tenant=f"t{number}", max_bytes=500, tenants=tenants) for number in range(tenants))
+    for size in (500, 100, 10, 1):
+        for claim in others:
+            while budget.take(size, claim) is not None:
+                pass
+            budget.ask(size, claim)
+    assert budget.reserved_bytes >= (500 if tenants == 2 else 850), "what is kept for nobody is used"
+    waiting = budget.ask(part + 1, last)
+    assert budget.is_granted(waiting) == (tenants == 2), "two have half each"
+    budget.release(waiting)
+    for size in (part - 1, 1):
+        assert budget.is_granted(budget.ask(size, last)), "it waits for nobody, not even for itself"
+    assert tenants == 2 or budget.take(1, last) is None
+
+
+def test_what_is_kept_for_others_holds_nobody_for_ever():
+    budget = MemoryBudget(100)
+    mine, yours = (Claim(tenant=name, max_bytes=50, tenants=3) for name in ("mine", "yours"))
+    held = budget.ask(50, mine)
+    assert budget.is_granted(budget.ask(34, yours)), "16 are kept for the third"
+    second = budget.ask(1, yours)
+    assert not budget.is_granted(second)
+    budget.release(held)
+    assert budget.is_granted(second)
+    budget = MemoryBudget(100)
+    small = budget.ask(16, mine)
+    large = budget.ask(90, yours)  # more at once than is kept for nobody
+    assert not budget.is_granted(large)
+    assert not budget.is_granted(budget.ask(20, mine))
+    budget.release(small)
+    assert budget.is_granted(large)
+
+
 def test_grants_memory_to_the_tenant_with_the_least_in_work():
     shares = FairShares({"twice": 2.0})
     budget = MemoryBudget(40, shares)
@@ -115,12 +154,14 @@ def test_grants_memory_to_the_tenant_with_the_least_in_work():
 PIECES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 100), st.floats(0.01, 3.0)), min_size=1, max_size=30)
 
 
-@given(PIECES, st.randoms(use_true_random=False))
-def test_between_tenants_too_memory_is_never_exceeded_and_everybody_gets_some(pieces, chance):
+@given(PIECES, st.sampled_from([1, 3, 5]), st.randoms(use_true_random=False))
+def test_between_tenants_too_memory_is_never_exceeded_and_everybody_gets_some(pieces, tenants, chance):
     shares = FairShares({"a": 3.0})
     budget = MemoryBudget(100, shares)
     maximum = {"a": 60, "b": 100, "c": 30}
-    claims = [Claim(tenant=tenant, device_s=cost, max_bytes=maximum[tenant]) for tenant, _, cost in pieces]
+    claims = [
+        Claim(tenant=tenant, device_s=cost, max_bytes=maximum[tenant], tenants=tenants) for tenant, _, cost in pieces
+    ]
     asked = {budget.ask(nbytes, claim): (nbytes, claim) for (_, nbytes, _), claim in zip(pieces, claims, strict=True)}
     while asked:
         held = {number: request for number, request in asked.items() if budget.is_granted(number)}

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
+from uuid import uuid4
 
 import anyio
 import pytest
@@ -251,6 +252,32 @@ def test_an_upload_that_is_announced_leaves_others_half_of_the_memory_for_work(i
         most = (total // 2 - (3 << 20)) * 8 // 9
         stack.enter_context(node.upload("2" * 64, most, ann)).begin(longest_s=0.01)
         stack.enter_context(node.upload("3" * 64, most, bob)).begin(longest_s=0.01)
+
+
+@pytest.mark.parametrize("many", [3, 8])
+def test_uploads_that_all_others_announce_together_leave_each_tenant_its_part(images, many):
+    names = [f"t{number}" for number in range(many)]
+    settings = NodeSettings(memory_bytes=512 << 20, tenants=tuple(map(tenant, names)), max_requests=200)
+    with Node(settings, (images.as_uri(),)) as node, ExitStack() as stack:
+        *others, last = (node.identify(token_of(name)) for name in names)
+        work = node.statistics().memory["work"].total_bytes
+        part = work // (2 * many)
+        for size in (work // 3, work // 5, part, part // 2, 1 << 20, 1000):
+            for account in others:
+                with suppress(Overloaded, OverBudget):
+                    upload = stack.enter_context(node.upload(uuid4().hex * 2, size, account))
+                    upload.begin(longest_s=0.001)
+        for pool in ("work", "weights"):
+            assert node.statistics().memory[pool].reserved_bytes > node.statistics().memory[pool].total_bytes // 3
+        digest, body = artifact_of(small_network())
+        with node.upload(digest, part * 8 // 9 - (6 << 20 if many < 4 else part // 2) - 4096, last) as upload:
+            upload.begin(longest_s=0.001)
+        with node.upload(digest, len(body), last) as upload:
+            upload.begin(longest_s=0.001)
+            upload.write(body)
+            upload.finish()
+        wanted = request(images, small_network().cuts[-1].number, digest)
+        assert len(joined(node.features(wanted, node.admit(0, last)))[0]) == 6
 
 
 def test_a_graph_that_needs_more_than_most_waits_for_no_memory(images, monkeypatch):

@@ -143,7 +143,7 @@ class Bench:
 
     def account(self, name):
         settings = TenantSettings(name=name, token_sha256="0" * 64, weight_bytes=self.quotas.get(name, 1000))
-        return Account(settings, Counters(), is_alone=False, clock=lambda: self.now)
+        return Account(settings, Counters(), tenants=2, clock=lambda: self.now)
 
     def room(self, name, nbytes, tenant="ann", longest_s=0.0, is_abandoned=lambda: False):
         asked = {"counted_bytes": nbytes, "longest_s": longest_s, "is_abandoned": is_abandoned}

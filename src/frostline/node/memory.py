@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, ParamSpec, Protocol, Self, TypeVar
 
-from frostline.batching import ANYBODY, Claim, FairShares, MemoryBudget
+from frostline.batching import ANYBODY, Claim, FairShares, MemoryBudget, kept_part
 from frostline.core.declared import Count
 from frostline.core.errors import Unavailable
 from frostline.core.system import in_background
@@ -254,17 +254,30 @@ class RequestMemory:
         pool: pool to reserve from.
         claim: function that returns the claim of the next piece of work.
         max_bytes: maximum that the tenant may hold; None for no such limit.
+        tenants: number of tenants that share the pool.
     """
 
-    def __init__(self, pool: Pool, claim: Callable[[], Claim], max_bytes: int | None = None) -> None:
+    def __init__(
+        self, pool: Pool, claim: Callable[[], Claim], max_bytes: int | None = None, *, tenants: int = 1
+    ) -> None:
         self._pool = pool
         self._claim = claim
         self._max_bytes = pool.total_bytes if max_bytes is None else min(max_bytes, pool.total_bytes)
+        self._own_bytes = kept_part(pool.total_bytes, tenants) or self._max_bytes
 
     @property
     def total_bytes(self) -> int:
         """The number of bytes that the tenant may hold at once."""
         return self._max_bytes
+
+    @property
+    def batch_bytes(self) -> int:
+        """The number of bytes that a batch takes at most, if it can be that small.
+
+        A quarter of what the tenant may hold, so that other batches are read meanwhile, and no more than its own part,
+        so that it waits for no tenant whose client takes an answer slowly.
+        """
+        return min(self._max_bytes // 4, self._own_bytes)
 
     def reserve(self, nbytes: int, is_abandoned: Callable[[], bool], longest_s: float | None = None) -> Reservation:
         """Wait for memory; see ``Pool.reserve``."""

@@ -214,8 +214,6 @@ class Packing:
 
 # Bytes of a batch of encoded samples: large enough for the network, small enough that several requests have room.
 _ENCODED_BATCH_BYTES = 8 << 20
-# If possible, a batch takes at most this part of the memory for batches, so that others are read meanwhile.
-_PART = 4
 # Records of a memory-mapped ready format take hundredths of a millisecond each, less than handing one to a thread, and
 # threads that do so little in Python wait for each other: one thread for a whole batch takes half of the processor time
 # of several threads.
@@ -238,14 +236,13 @@ class EncodedOutput:
         self._samples = samples
         self._reader = reader
         self._max_rows = max_rows
-        self._room = memory.total_bytes
+        self._room, self._batch_bytes = memory.total_bytes, min(2 * _ENCODED_BATCH_BYTES, memory.batch_bytes)
         # Each sample takes memory twice: as it was read, and in the one buffer in which a batch is sent.
         self._takes: list[int] = [2 * length for length in samples.lengths.tolist()]
 
     def stretches(self) -> Sequence[range]:
         """Divide the rows into batches of a good size for the network."""
-        max_bytes = min(2 * _ENCODED_BATCH_BYTES, self._room // _PART)
-        return stretches_of_bytes(self._takes, max_rows=self._max_rows, max_bytes=max_bytes)
+        return stretches_of_bytes(self._takes, max_rows=self._max_rows, max_bytes=self._batch_bytes)
 
     def nbytes(self, rows: range) -> int:
         """The memory of the samples that fit at all."""
@@ -341,7 +338,7 @@ class Decoded:
         self._kept = None if kept is None else kept(0 if run is None else self._rows)
         self._max_rows = self._rows
         if self._kept is not None:
-            room = memory.total_bytes // _PART - self._bytes(self._rows)
+            room = memory.batch_bytes - self._bytes(self._rows)
             found = min(room // max(1, self._sent_bytes), _FOUND_BYTES // max(1, self._answer_bytes))
             self._max_rows = max(self._rows, found)
 
@@ -448,7 +445,7 @@ class Decoded:
 
     def _limits(self, memory: RequestMemory, fewest: int) -> list[Limit]:
         # A part of the memory, or what the minimum rows need if that is more.
-        room = max(memory.total_bytes // _PART, min(memory.total_bytes, self._bytes(fewest)))
+        room = max(memory.batch_bytes, min(memory.total_bytes, self._bytes(fewest)))
         batches = Limit(room_bytes=room, fixed_bytes=self._fixed_bytes, bytes_per_row=self._row_bytes)
         return [batches] if self._run is None else [batches, self._run.limit]
 

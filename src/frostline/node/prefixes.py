@@ -392,7 +392,8 @@ _GROWN = 9 / 8
 # Bytes of Python objects per byte of the graph's JSON.
 _PARSED = 30
 _MAX_PARSED = 64 << 20
-# Memory for a graph of two hundred kilobytes, reserved before it is seen; one that has more takes the rest then.
+# Memory for a graph of two hundred kilobytes, reserved before it is seen, or half of a tenant's own part; one that has
+# more takes the rest then.
 _USUAL_PARSED = 6 << 20
 _LENGTH = 8
 # Maximum seconds of each wait for memory. It is given out fairly, so an upload that never waited would get none on a
@@ -426,6 +427,7 @@ class Upload(Closing):
         self._held = ExitStack()
         self._held.enter_context(admission)
         self._parsing = min(memory.total_bytes // 4, _MAX_PARSED)
+        self._usual_parsed = min(self._parsing, _USUAL_PARSED, memory.batch_bytes // 2)
 
     def begin(self, longest_s: float = _TURN_S) -> None:
         """Wait for memory for its weights, and then for reading it, for at most ``longest_s`` seconds each.
@@ -436,7 +438,7 @@ class Upload(Closing):
             OverBudget: if it is too large for this node or for its tenant.
             Overloaded: if the memory is in use.
         """
-        nbytes = int(self._length * _GROWN) + min(self._parsing, _USUAL_PARSED)
+        nbytes = int(self._length * _GROWN) + self._usual_parsed
         # It is held before a byte has come: whatever one announces leaves the others their part.
         maximum = self._account.max_work_bytes(self._memory.total_bytes)
         if nbytes > maximum:
@@ -496,7 +498,7 @@ class Upload(Closing):
                 f"the prefix's graph has {readable_bytes(nbytes)} and this node reads up to "
                 f"{readable_bytes(self._parsing // _PARSED)}: start it with more --memory"
             )
-        more_bytes = min(nbytes * _PARSED, self._parsing) - _USUAL_PARSED
+        more_bytes = min(nbytes * _PARSED, self._parsing) - self._usual_parsed
         if more_bytes > 0:
             memory = self._memory.take(more_bytes)
             if memory is None:

@@ -343,8 +343,6 @@ def _working_bytes(cut: Cut) -> int:
     return memory.fixed_bytes + _PACKED_ROWS * (memory.bytes_per_sample + cut.bytes_per_sample)
 
 
-# Samples for trials take at most this part of the memory for batches, unless the profile needed more already.
-_PART = 4
 _FLOAT = np.dtype(np.float32).itemsize
 _NOTHING = Loaded(rows=0, row_bytes=0, read_s=0.0, decode_s=0.0)
 
@@ -390,7 +388,8 @@ class Profiler:
             self._measurement(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
         )
         nbytes += 0 if measurement is None else measurement.nbytes
-        max_bytes = max(nbytes, lane.total_bytes // _PART)
+        # Samples for trials take no more than a batch may, unless the profile needed more already.
+        max_bytes = max(nbytes, lane.batch_bytes)
         tried = _shape_of_tried(wanted, preprocess, max_bytes) if measurement is not None else ()
         kind = np.dtype(np.float32 if preprocess.levels is None else np.uint8)
         tried_bytes = kind.itemsize * math.prod(tried) if tried else 0
@@ -443,7 +442,7 @@ class Profiler:
             return self._profile_of(_NOTHING, (), (), choice)
         run = PrefixRun(resident, len(resident.prefix.cuts), self._resources.devices, scope, account)
         run.check()
-        shape = _shape_of_tried(wanted, preprocess, lane.total_bytes // _PART)
+        shape = _shape_of_tried(wanted, preprocess, lane.batch_bytes)
         some = np.zeros((ROWS, *preprocess.shape), np.float32)
         is_wanted = shape[0] and wanted.accuracy != EXACT and _can_be_tried(preprocess)
         # A job waits, and an engine that is worth it differs by more than two runs do.

@@ -120,7 +120,10 @@ class Resources:
                 device.
         """
         total_bytes = self._work.total_bytes
-        return RequestMemory(self._work, lambda: account.claim(device_s(), total_bytes), account.settings.work_bytes)
+        maximum = account.settings.work_bytes
+        return RequestMemory(
+            self._work, lambda: account.claim(device_s(), total_bytes), maximum, tenants=account.tenants
+        )
 
     def weight_memory(self) -> "WeightMemory[T]":
         """Make the memory for weights, ordered by the tenants' fair shares; a node needs one."""

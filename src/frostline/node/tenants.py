@@ -77,15 +77,15 @@ class Account:
     Args:
         settings: settings of the tenant; None for a node without tenants.
         counters: counters of the tenant.
-        is_alone: True if there are no other tenants.
+        tenants: number of tenants of the node.
         clock: clock that returns monotonic seconds.
     """
 
     def __init__(
-        self, settings: TenantSettings | None, counters: Counters, *, is_alone: bool, clock: Callable[[], float]
+        self, settings: TenantSettings | None, counters: Counters, *, tenants: int, clock: Callable[[], float]
     ) -> None:
         self._settings = settings or TenantSettings(name=EVERYBODY, token_sha256="0" * 64, sees_all=True)
-        self._is_alone = is_alone
+        self._tenants = tenants
         self._clock = clock
         self._lock = threading.Lock()
         rate = self._settings.device_s_per_s
@@ -107,17 +107,22 @@ class Account:
         """The settings of the tenant."""
         return self._settings
 
-    def change(self, settings: TenantSettings, *, is_alone: bool | None = None) -> None:
+    @property
+    def tenants(self) -> int:
+        """The number of tenants of the node, at least 1."""
+        return self._tenants
+
+    def change(self, settings: TenantSettings, *, tenants: int | None = None) -> None:
         """Let it have another weight, other quotas and rights from now on.
 
         What is under way goes on. Requests that have begun keep the bound of memory for work that they began with.
 
         Args:
             settings: settings of the same tenant.
-            is_alone: True if there are no other tenants now; None for as before.
+            tenants: number of tenants of the node from now on; None for as before.
         """
         with self._lock:
-            self._is_alone = self._is_alone if is_alone is None else is_alone
+            self._tenants = self._tenants if tenants is None else tenants
             rate, self._settings = settings.device_s_per_s, settings
             if rate is None:
                 self._allowance = None
@@ -134,11 +139,12 @@ class Account:
     def claim(self, device_s: float, room_bytes: int) -> Claim:
         """The claim of its work on a pool of ``room_bytes``."""
         maximum = min(self.max_work_bytes(room_bytes), self._share_bytes)
-        return Claim(tenant=self.name, device_s=device_s, max_bytes=maximum)
+        return Claim(tenant=self.name, device_s=device_s, max_bytes=maximum, tenants=self._tenants)
 
     def decode_claim(self, room_bytes: int) -> Claim:
         """The claim of its samples on a pool of ``room_bytes`` for decoding; one that needs more gets it alone."""
-        return Claim(tenant=self.name, max_bytes=room_bytes if self._is_alone else int(_MAX_WORK * room_bytes))
+        maximum = room_bytes if self._is_alone else int(_MAX_WORK * room_bytes)
+        return Claim(tenant=self.name, max_bytes=maximum, tenants=self._tenants)
 
     def max_work_bytes(self, room_bytes: int) -> int:
         """The maximum that its work may hold of a pool of ``room_bytes``, by the node's settings."""
@@ -243,6 +249,10 @@ class Account:
         if prefix is not None and settings.prefixes is not None and prefix not in settings.prefixes:
             raise Forbidden(f"tenant {self.name} may not use this prefix: see prefixes in --tenants")
 
+    @property
+    def _is_alone(self) -> bool:
+        return self._tenants < 2
+
     def enter(self) -> None:
         """Count a request as admitted."""
         with self._lock:
@@ -278,15 +288,15 @@ class Tenants:
     def __init__(
         self, settings: Sequence[TenantSettings], counters: Counters, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        is_alone = len(settings) < 2
+        count = max(1, len(settings))
         self._counters = counters
         self._clock = clock
         self._is_open = not settings
         self._tokens = TokenTable("this node", settings)
-        self._everybody = Account(None, Counters(counters), is_alone=is_alone, clock=clock)
-        self._accounts = [
-            Account(setting, Counters(counters), is_alone=is_alone, clock=clock) for setting in settings
-        ] or [self._everybody]
+        self._everybody = Account(None, Counters(counters), tenants=count, clock=clock)
+        self._accounts = [Account(setting, Counters(counters), tenants=count, clock=clock) for setting in settings] or [
+            self._everybody
+        ]
 
     @property
     def everybody(self) -> Account:
@@ -309,12 +319,12 @@ class Tenants:
         Requests that have begun go on.
         """
         assert not self._is_open, "a node that serves everybody has no file of tenants"
-        before, is_alone = {account.name: account for account in self._accounts}, len(settings) < 2
+        before, count = {account.name: account for account in self._accounts}, max(1, len(settings))
         for setting in settings:
             if setting.name in before:
-                before[setting.name].change(setting, is_alone=is_alone)
+                before[setting.name].change(setting, tenants=count)
         self._accounts[:] = [
-            before.get(setting.name) or Account(setting, Counters(self._counters), is_alone=is_alone, clock=self._clock)
+            before.get(setting.name) or Account(setting, Counters(self._counters), tenants=count, clock=self._clock)
             for setting in settings
         ]
         self._tokens.renew(settings)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Self, TypeVar, cast
 
-from frostline.batching import FairShares, readable_bytes
+from frostline.batching import Claim, FairShares, kept_beside, readable_bytes
 from frostline.core import REFERENCE
 from frostline.core.errors import OverBudget, Overloaded
 from frostline.node.memory import Cancelled, Pool, Reservation
@@ -539,7 +539,8 @@ class WeightMemory(Generic[T]):
         """Reserve memory if it is this waiter's turn and there is enough; begin evictions that it needs."""
         residents = self._evictable()
         for other in self._queue:
-            keys = None if other.key in self._rooms else to_evict(self._incoming(other), residents)
+            waits = other.key in self._rooms or not self._leaves_others_their_parts(other)
+            keys = None if waits else to_evict(self._incoming(other), residents)
             if keys is None:  # it is being made, or cannot be granted: those behind it need not wait for it
                 continue
             if other is not waiter:
@@ -571,6 +572,15 @@ class WeightMemory(Generic[T]):
             lacking_bytes=waiter.nbytes - self._free_bytes(),
             over_bytes=counted_bytes - waiter.asker.max_weight_bytes(self._memory.total_bytes),
         )
+
+    def _leaves_others_their_parts(self, waiter: Waiter) -> bool:
+        """Whether all that is being made may be that much more: it comes as slowly as its senders like."""
+        coming: Counter[str] = Counter()
+        for room in self._rooms.values():
+            coming[room.owner] += room.nbytes
+        claim = Claim(tenant=waiter.asker.name, tenants=waiter.asker.tenants)
+        kept_bytes = kept_beside(self._memory.total_bytes, waiter.nbytes, claim, coming)
+        return not kept_bytes or coming.total() + waiter.nbytes + kept_bytes <= self._memory.total_bytes
 
     def _why(self, waiter: Waiter) -> str:
         if self._incoming(waiter).over_bytes > 0:
