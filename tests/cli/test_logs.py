@@ -139,6 +139,16 @@ def test_passwords_and_signatures_of_addresses_are_not_logged_whoever_logs_them(
     assert "OSError" in found[3]["exception"]
 
 
+def test_a_text_of_any_length_is_a_line_of_bounded_length(lines):
+    text = "a" * 100_000
+    logs.log("odd", names=[text], by={"one": f"s3://me:{SECRET}@{text}"})
+    logging.getLogger("someone").warning("cannot read %s", text)
+    for line in lines():
+        assert len(json.dumps(line)) < 40_000
+        assert " characters more)" in json.dumps(line)
+        assert SECRET not in json.dumps(line)
+
+
 def test_fields_cannot_take_the_place_of_the_time_and_the_level(lines):
     logs.log("odd", time="never", level=logging.WARNING)
     (line,) = lines()

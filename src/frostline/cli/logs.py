@@ -36,6 +36,7 @@ from frostline.core.events import (
     WaitingForRows,
     event_name,
 )
+from frostline.core.units import cut_for_log
 
 __all__ = (
     "EventLog",
@@ -200,7 +201,7 @@ class _JsonLines(logging.Formatter):
 def _plain(value: object) -> object:
     match value:
         case str():
-            return _QUERY.sub(rf"\1{_HIDDEN}", _USER_INFO.sub(_HIDDEN, value))
+            return cut_for_log(_QUERY.sub(rf"\1{_HIDDEN}", _USER_INFO.sub(_HIDDEN, value)))
         case float() if not math.isfinite(value):
             return str(value)
         case bool() | int() | float() | None:

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from frostline.control.changes import ControlChanges, ControlEvent
+from frostline.control.changes import ControlChanges, ControlEvent, EventLines
 from frostline.control.messages import ControlAnswer, ControlView, StageReport
 from frostline.control.settings import EVERY_TENANT, ControlTenant
 from frostline.control.state import ControlState, StageRecord, ViewPage, job_of, tenant_of, view_of
@@ -147,7 +147,8 @@ class Rights:
 
 
 class ControlPlane:
-    """The state with its file and its clock. Safe for threads. Every event is logged as ``control_event``.
+    """The state with its file and its clock. Safe for threads. Events are logged as ``control_event``: every change, and
+    of what stages do as much as ``EventLines`` admits.
 
     Args:
         state: the state.
@@ -174,6 +175,7 @@ class ControlPlane:
         self._touched: dict[tuple[str, str], StageRecord | None] = {}
         self._unsaved: dict[int, ControlEvent | None] = {}
         self._changes: ControlChanges | None = None
+        self._lines = EventLines()
         self._is_open = not state.settings.tenants
         self._tokens = TokenTable("this control plane", state.settings.tenants)
         self._file: FollowedFile | None = None
@@ -268,7 +270,13 @@ class ControlPlane:
         for event in filter(None, events.values()):
             if event.kind == "changed":
                 self.audit.write_change("change", **{**event.to_json(), "tenant": event.tenant or "all"})
-            _LOG.info("control_event", extra={"fields": {**event.to_json(), "tenant": event.tenant or "all"}})
+                self._log(event, 0)
+            elif (left_out := self._lines.admit(event.tenant)) is not None:
+                self._log(event, left_out)
+
+    def _log(self, event: ControlEvent, left_out: int) -> None:
+        told = {**event.to_json(), "tenant": event.tenant or "all"}
+        _LOG.info("control_event", extra={"fields": {**told, "left_out": left_out} if left_out else told})
 
     def identify(self, token: str | None, address: str = "") -> str:
         """The name of the tenant that a token belongs to; see ``TokenTable.owner`` for the arguments and errors."""

@@ -4,14 +4,16 @@ Decides what a control plane divides now: what its file says, and what was chang
 
 Decides how a change of what a control plane divides is told: who changed what, from what to what.
 
-Decides which events of a control plane are kept: the latest of each tenant, so that none crowds out another.
+Decides which events of a control plane are kept: the latest of each tenant, so that none crowds out another. And which
+of them have a line in a log.
 
 Decides which jobs' shares changed by much from one decision to the next, and says why.
 """
 
 import math
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -28,6 +30,7 @@ __all__ = (
     "ControlChanges",
     "ControlEvent",
     "ControlEventLog",
+    "EventLines",
     "JobShare",
     "ShareWatch",
     "describe_capacity_change",
@@ -332,6 +335,32 @@ class ControlEventLog:
         """The events since the last call by their numbers; None for those that were forgotten."""
         found, self._unsaved = self._unsaved, {}
         return found
+
+
+# Lines of a minute in a log: as many as the stages of a large job that begins.
+_MAX_LINES = 256
+_MINUTE_S = 60.0
+
+
+class EventLines:
+    """Which events a log has a line for: a stage may join and end as often as its tenant likes. Not for several threads.
+
+    Args:
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._minutes: dict[str | None, tuple[float, int]] = {}
+
+    def admit(self, tenant: str | None) -> int | None:
+        """Whether an event of a tenant is logged: None for no, else how many of its events were not just before."""
+        since_s, count = self._minutes.get(tenant, (-math.inf, 0))
+        if self._clock() >= since_s + _MINUTE_S:
+            self._minutes[tenant] = (self._clock(), 1)
+            return max(0, count - _MAX_LINES)
+        self._minutes[tenant] = (since_s, count + 1)
+        return 0 if count < _MAX_LINES else None
 
 
 # A change by less is no news.

@@ -9,6 +9,7 @@ import re
 
 __all__ = (
     "METRICS",
+    "cut_for_log",
     "in_bytes",
     "in_multiple",
     "in_percent",
@@ -128,11 +129,21 @@ def printable(text: str) -> str:
     return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+# Characters of a text in a log: tracebacks are shorter, and what comes from outside may be as long as it likes.
+_MAX_LOGGED = 16_384
+
+
+def cut_for_log(text: str) -> str:
+    """The same text, or the first 16,384 characters of a longer one and how many more there were."""
+    more = len(text) - _MAX_LOGGED
+    return text if more <= 0 else f"{text[:_MAX_LOGGED]} ... ({more:,} characters more)"
+
+
 class _Printable(logging.Formatter):
     """One line for what is said, and one for each line of a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = printable(record.getMessage())
+        said = printable(cut_for_log(record.getMessage()))
         if not record.exc_info:
             return said
         return "\n".join((said, *map(printable, self.formatException(record.exc_info).splitlines())))

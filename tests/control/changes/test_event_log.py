@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from frostline.control.changes import MAX_EVENTS, ControlEventLog
+from frostline.control.changes import MAX_EVENTS, ControlEventLog, EventLines
 from frostline.control.messages import ControlledStage
 from frostline.control.settings import ControlledJob, ControlSettings, ControlTenant
 from frostline.control.shares import Amounts
@@ -80,3 +80,15 @@ def test_the_latest_events_of_each_tenant_are_kept_whatever_others_do():
     assert again.events_for(None) == log.events_for(None)
     again.add("ended", "ann", "a later one", 2.0)
     assert again.events_for("ann")[-1].number == MAX_EVENTS + 7
+
+
+def test_a_log_has_a_bounded_number_of_lines_for_each_tenant_and_says_what_it_lacks():
+    now = [0.0]
+    lines = EventLines(lambda: now[0])
+    admitted = [lines.admit("ann") for _ in range(1000)]
+    assert admitted == [0] * 256 + [None] * 744
+    assert lines.admit("bob") == 0
+    now[0] = 60.0
+    assert [lines.admit("ann") for _ in range(2)] == [744, 0]
+    now[0] = 500.0
+    assert lines.admit("ann") == 0
