@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -23,6 +24,7 @@ from frostline.client.http import HttpTransport
 from frostline.core import View
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import SampleError
+from frostline.core.system import is_stopped
 from frostline.node import Node
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, audio, imagenet, named_inputs, text
 from frostline.preprocess.apply import decode_into, pixels_into
@@ -388,6 +390,22 @@ def test_what_was_killed_while_it_waited_costs_no_sample():
         assert decoders.statistics().ended["killed"] >= 1
         last = decoders.pids()
     until(lambda: not any(map(alive, last)))
+
+
+def test_what_was_stopped_costs_no_sample_and_holds_nobody_up(monkeypatch):
+    monkeypatch.setattr("frostline.preprocess.decoders._LOOK_S", 0.05)
+    with closing(Decoders(MEMORY)) as decoders:
+        one, other = (np.zeros(WHOLE.shape, np.float32) for _ in range(2))
+        decoders.decode_into(WHOLE, jpeg(0), one, id=0, view=None)
+        [pid] = decoders.pids()
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        decoders.decode_into(WHOLE, jpeg(0), other, id=0, view=None)
+        assert time.monotonic() - began < 20, "it waited until somebody lets the process go on"
+        assert np.array_equal(one, other)
+        assert pid not in decoders.pids()
+        assert not is_stopped(os.getpid())
+    until(lambda: not alive(pid))
 
 
 def alive(pid):

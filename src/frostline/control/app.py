@@ -147,8 +147,9 @@ class Rights:
 
 
 class ControlPlane:
-    """The state with its file and its clock. Safe for threads. Events are logged as ``control_event``: every change, and
-    of what stages do as much as ``EventLines`` admits.
+    """The state with its file and its clock. Safe for threads.
+
+    Events are logged as ``control_event``: every change, and of what stages do as much as ``EventLines`` admits.
 
     Args:
         state: the state.

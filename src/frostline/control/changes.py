@@ -343,7 +343,7 @@ _MINUTE_S = 60.0
 
 
 class EventLines:
-    """Which events a log has a line for: a stage may join and end as often as its tenant likes. Not for several threads.
+    """Which events a log has a line for, since a stage may join and end often. Not for several threads.
 
     Args:
         clock: seconds that only grow.

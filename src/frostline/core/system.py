@@ -22,6 +22,7 @@ __all__ = (
     "cores_busy_s",
     "crc32",
     "in_background",
+    "is_stopped",
     "max_open_files",
     "threads_waited_s",
     "usable_cores",
@@ -89,6 +90,16 @@ def threads_waited_s(root: Path = Path("/")) -> dict[int, float]:
         for line in _lines(path):
             waited_s[int(path.parent.name)] = int(line.split()[1]) / 1e9
     return waited_s
+
+
+def is_stopped(pid: int, root: Path = Path("/")) -> bool:
+    """Whether somebody has stopped a process by a signal, so that it goes on when they like; False where it has ended.
+
+    Args:
+        pid: number of the process.
+        root: folder in which ``proc`` lies.
+    """
+    return any(line.rpartition(")")[2].split()[0] in "Tt" for line in _lines(root / f"proc/{pid}/stat"))
 
 
 def usable_memory_bytes(root: Path = Path("/")) -> int:

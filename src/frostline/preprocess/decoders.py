@@ -37,7 +37,7 @@ from PIL import AvifImagePlugin, Image
 from frostline.core import View
 from frostline.core.errors import FrostlineError, SampleError
 from frostline.core.processes import Worker
-from frostline.core.system import STARTED
+from frostline.core.system import STARTED, is_stopped
 from frostline.preprocess import Decode, DecodeAudio, Preprocess, Tokenize, audio, imagenet
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
 from frostline.preprocess.confinement import confine
@@ -58,6 +58,7 @@ MAX_DECODE_S = 20.0
 
 # Seconds on the clock, on a machine where a child gets few of its core seconds.
 _LONGEST_S = 6 * MAX_DECODE_S
+_LOOK_S = 1.0  # between two looks at whether somebody has stopped it
 _STARTING_S = 60.0
 _MESSAGE_BYTES = 1 << 16
 _MIN_BYTES, _KEPT_BYTES = 1 << 20, 16 << 20
@@ -307,7 +308,7 @@ class Decoders:
             try:
                 child.decode(tasks)
                 is_sound = True
-            except BrokenPipeError:  # it had ended while it waited: another one gets them
+            except BrokenPipeError:  # it had ended while it waited, or somebody stopped it: another one gets them
                 continue
             except _Ended as ended:
                 cause = self._bury(child, str(ended))
@@ -465,7 +466,7 @@ class _Child:
         self.confined_by = confined_by
         self.is_buried = False
         self._peer = peer
-        peer.settimeout(_LONGEST_S)
+        peer.settimeout(_LOOK_S)
         # The number may be another process's once it has ended.
         self._handle = os.pidfd_open(pid)
         self._memory = mmap.mmap(-1, _PAGE)
@@ -475,7 +476,7 @@ class _Child:
         """Decode samples that go into one message, or the first of them where they take long.
 
         Raises:
-            BrokenPipeError: it had ended before.
+            BrokenPipeError: it had ended before, or somebody stopped it (SIGSTOP).
             _Ended: it has ended, or must, after so many samples as ``count_done`` says.
         """
         first = tasks[0]
@@ -551,13 +552,17 @@ class _Child:
         raise _Ended("nonsense")
 
     def _answer(self) -> bytes:
-        done = 0
+        done, until_s = 0, time.monotonic() + _LONGEST_S
         while True:
             try:
                 answer = self._peer.recv(_MESSAGE_BYTES)
             except TimeoutError as error:
+                if is_stopped(self.pid):
+                    raise BrokenPipeError from error
                 before, done = done, self.count_done()
-                if not before < done <= _MAX_TOGETHER:
+                if before < done <= _MAX_TOGETHER:
+                    until_s = time.monotonic() + _LONGEST_S
+                elif time.monotonic() >= until_s:
                     raise _Ended("time") from error
             except OSError as error:
                 raise _Ended from error
