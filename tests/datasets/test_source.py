@@ -7,12 +7,14 @@ Manifests that a stranger sends in a node's name: each is refused in one sentenc
 Data sets of the Hugging Face hub: its client's cache is read in place, and no part of it for the whole.
 """
 
+import json
 import os
 import pickle
 import random
 import socket
 import sys
 import time
+from contextlib import ExitStack
 
 import datasets
 import numpy as np
@@ -240,6 +242,22 @@ def test_a_node_that_hangs_does_not_keep_others_from_listing(photos, node, tmp_p
         started = time.monotonic()
         assert len(fl.Dataset(photos, near=(silent, node.url), cache=tmp_path)) == 36
         assert time.monotonic() - started < 20
+
+
+def test_a_list_of_nodes_that_all_hang_ends_within_one_bound_with_a_sentence(photos, tmp_path, monkeypatch):
+    for name, seconds in {"_READY_S": 0.05, "_HEAD_S": 0.1, "_SILENCE_S": 0.5, "_ALL_SILENT_S": 0.9}.items():
+        monkeypatch.setattr(strangers, name, seconds)
+    with ExitStack() as stack:
+        hanging = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
+        urls = [f"http://127.0.0.1:{each.getsockname()[1]}" for each in hanging]
+        listed = tmp_path / "nodes.json"
+        listed.write_text(json.dumps(urls))
+        started = time.monotonic()
+        with pytest.raises(
+            NodeUnreachable, match=r"none of 6 nodes lists the data: http://127.* did not answer within"
+        ):
+            len(fl.Dataset(photos, near=listed.as_uri(), cache=tmp_path))
+        assert 0.9 <= time.monotonic() - started < 3, "all together have so long, not each"
 
 
 def test_a_node_that_is_ready_and_keeps_its_listing_back_does_not_keep_others_from_listing(photos, node, tmp_path):

@@ -340,14 +340,22 @@ class NodeListing:
         """
         failures: list[FrostlineError] = []
         urls = _ready_first(listed_nodes(self.nodes))
-        # One that keeps its answer back is waited for where no other lists.
+        # One that keeps its answer back is waited for where no other lists; all that do so together have so long.
+        left_s = _ALL_SILENT_S
         for url, head_s in [*((url, _HEAD_S) for url in urls[:-1]), *((url, _SILENCE_S) for url in reversed(urls))]:
+            began = time.monotonic()
             try:
-                return self._from(url, observe, head_s)
+                return self._from(url, observe, min(head_s, round(left_s, 1)))
             except _ITS_OWN as error:
                 failures.append(error)
+                left_s -= (time.monotonic() - began) if isinstance(error, NodeUnreachable) else 0.0
+            if left_s < 0.1:
+                break
         # Of several, one that answered says more than one that is away.
-        raise next((error for error in failures if not isinstance(error, NodeUnreachable)), failures[0])
+        answered = next((error for error in failures if not isinstance(error, NodeUnreachable)), None)
+        if answered is None and len(urls) > 1:
+            raise NodeUnreachable(f"none of {len(urls)} nodes lists the data: {failures[-1]}")
+        raise answered or failures[0]
 
     def _from(self, url: str, observe: Observer, head_s: float) -> Manifest:
         waited_s = 0.0
@@ -470,6 +478,7 @@ _READY_S, _HEAD_S = 1.5, 3.0
 _PROBES = 16
 # Three of the beats by which a node that lists says that it is there.
 _SILENCE_S = 30.0
+_ALL_SILENT_S = 2 * _SILENCE_S
 
 
 def _ready_first(urls: Sequence[str]) -> Sequence[str]:
