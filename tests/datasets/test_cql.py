@@ -14,9 +14,12 @@ import subprocess
 import sys
 import time
 import uuid
+from datetime import date
+from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from cassandra import InvalidRequest, OperationTimedOut, Timeout
@@ -30,6 +33,7 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import DataError, DataNotFound, EmptyDataset, SettingError, TooManySkipped
 from frostline.core.events import ColumnsDropped, ProgressMade
 from frostline.datasets.copy.cql import put_into_table
+from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.manifest import load_manifest
 from frostline.datasets.reading import open_samples
@@ -522,6 +526,57 @@ def test_metadata_arrives_with_its_types_and_is_put_again_where_it_changes(
         ).made
         == 5
     )
+
+
+def test_what_is_said_of_samples_goes_into_a_table_and_from_there_into_every_format(
+    server_of_into_cql, session_of_into_cql, few, tmp_path
+):
+    images, classes = [path.read_bytes() for path in sorted(few.rglob("*.jpg"))], ["zebra", "ant", "monkey", "unseen"]
+    features = {"image": {"_type": "Value"}, "label": {"_type": "ClassLabel", "names": classes}}
+    about = {
+        "day": [date(2024, 1, 1 + row) for row in range(6)],
+        "at": pa.array([1_795_000_001_250_001, *range(1, 6)], pa.timestamp("us")),
+        "price": [Decimal(f"{row}.125") for row in range(6)],
+        "words": ["ü", "", "a\nb", None, "NA", "0"],
+        "whole": [(1 << 60) + row for row in range(6)],
+        "site": ["x", "y"] * 3,
+    }
+    table = pa.table({"image": images, "label": [0, 1, 2, 0, None, 1], **about})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    for split, some in (("train", slice(0, 4)), ("val", slice(4, 6))):
+        (tmp_path / "source").mkdir(exist_ok=True)
+        pq.write_table(table.take(list(range(6))[some]), tmp_path / "source" / f"{split}.parquet")
+    source, happened = fl.Dataset(tmp_path / "source", cache=tmp_path), []
+    put_into_table(source, url_of_into_cql(server_of_into_cql), observe=happened.append)
+    there = fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)
+    wanted = said_of(source, (*about, "split"))
+    assert wanted[images[4]][0] is None
+    # What none of its types holds whole is a text there.
+    as_texts = {image: tuple(v if isinstance(v, int | None) else str(v) for v in row) for image, row in wanted.items()}
+    assert said_of(there, (*about, "split")) == as_texts
+    assert there.classes == ("ant", "monkey", "zebra")
+    assert any("4 classes" in str(event) or "unseen" in str(event) for event in happened), happened
+    for format in ("parquet", "webdataset", "original"):
+        # Folders of classes have no place for who has none, nor for metadata.
+        some, columns = (
+            (there, (*about, "split")) if format != "original" else (there.select("label is not None"), ("split",))
+        )
+        repack(some, tmp_path / format, format, observe=happened.append)
+        copy = fl.Dataset(tmp_path / format, cache=tmp_path)
+        assert said_of(copy, columns) == said_of(some, columns)
+        assert copy.classes == there.classes
+
+
+def said_of(data, columns):
+    """The class and the metadata of each sample, by its bytes."""
+    samples = data.samples.take(np.arange(len(data)))
+    reader = open_samples(data.url, data.manifest.reading)
+    places = zip(samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True)
+    labels = [None if label < 0 else data.classes[label] for label in samples.labels.tolist()]
+    values = zip(labels, *(data.column(name).to_pylist() for name in columns), strict=True)
+    found = {bytes(reader.read(*place)): value for place, value in zip(places, values, strict=True)}
+    assert len(found) == len(data)
+    return found
 
 
 def test_columns_that_a_user_may_not_add_are_named_and_the_rest_is_put(

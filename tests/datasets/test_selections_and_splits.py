@@ -122,6 +122,7 @@ def test_an_expression_of_arrow_selects_too(data):
     ("text", "sentence"),
     [
         ("widht > 3", r"there is no column 'widht', only id, .*did you mean width"),
+        ("label != null", r"there is no column 'null', only id, .*; write None for the value"),
         ("label == 'galss'", r"there is no class 'galss'.*did you mean glass"),
         ("width == 'wide'", "column 'width' holds int64 and cannot be compared with 'wide'"),
         ("patient > 3", "cannot be compared with 3"),

@@ -253,9 +253,7 @@ def test_a_list_of_nodes_that_all_hang_ends_within_one_bound_with_a_sentence(pho
         listed = tmp_path / "nodes.json"
         listed.write_text(json.dumps(urls))
         started = time.monotonic()
-        with pytest.raises(
-            NodeUnreachable, match=r"none of 6 nodes lists the data: http://127.* did not answer within"
-        ):
+        with pytest.raises(NodeUnreachable, match=r"none of 6 nodes lists the data: .*did not answer within"):
             len(fl.Dataset(photos, near=listed.as_uri(), cache=tmp_path))
         assert 0.9 <= time.monotonic() - started < 3, "all together have so long, not each"
 

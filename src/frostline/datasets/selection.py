@@ -64,6 +64,7 @@ __all__ = (
 _LONGEST = 10_000
 _COMPARED = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _EXAMPLE = "label == 'glass' and width >= 200"
+_IN_PYTHON = {"null": "None", "true": "True", "false": "False"}  # of those who know SQL or JSON
 
 
 def parse_expression(text: str, schema: pa.Schema, classes: Sequence[str]) -> pc.Expression:
@@ -194,8 +195,9 @@ class _Reader:
 
     def _type(self, name: str) -> pa.DataType:
         if name not in self._schema.names:
-            known = ", ".join(self._schema.names)
-            raise SettingError(f"there is no column {name!r}, only {known}{suggest_names(name, self._schema.names)}")
+            known, python = ", ".join(self._schema.names), _IN_PYTHON.get(name.lower())
+            hint = suggest_names(name, self._schema.names) if python is None else f"; write {python} for the value"
+            raise SettingError(f"there is no column {name!r}, only {known}{hint}")
         return self._schema.field(name).type
 
 
