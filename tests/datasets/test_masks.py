@@ -56,6 +56,8 @@ LAYOUTS = {
     "equal names with an end of masks": ("images/1_mask.png", "masks/1_mask.png", ""),
     "an end of images alone": ("images/1_image.png", "masks/1.png", ""),
     "Carvana": ("train/car0_01.jpg", "train_masks/car0_01_mask.gif", "train"),
+    "Supervisely": ("ds/img/1.jpg", "ds/ann/1.png", "ds"),
+    "short names": ("imgs/1.jpg", "lbls/1.png", ""),
     "pets": ("images/Abyssinian_1.jpg", "annotations/trimaps/Abyssinian_1.png", ""),
 }
 
@@ -85,6 +87,9 @@ def test_common_layouts_are_known_by_their_names(layout):
         ("mask/1.jpg", "no_mask/1.jpg"),
         ("images/1.jpg", "images/2.jpg"),
         ("labels/1.jpg", "things/2.jpg"),
+        ("ann/1.jpg", "bob/1.png", "eve/1.png"),
+        ("cat/1.jpg", "dog/1.jpg", "cat/2.png", "dog/2.png"),
+        ("cat/1.png", "dog/1.png"),
     ],
 )
 def test_class_folders_stay_class_folders(names):
@@ -106,6 +111,22 @@ def test_images_beside_masks_of_other_names_are_refused_and_never_images_of_two_
     with pytest.raises(EmptyDataset, match=f"{names[0]} and {names[1]} do not belong together by their names"):
         _ = Dataset(store.url).samples
     assert len(Dataset(store.url, format="folders")) == len(names), "who names them takes them all"
+
+
+@pytest.mark.parametrize("second", ["y/{}.png", "y/{}.gif", "a/b/{}.bmp"])
+def test_two_folders_of_the_same_names_are_no_classes_unless_their_user_says_so(second):
+    store = open_store(f"memory://{uuid.uuid4()}")
+    for number in range(3):
+        for name in ("x/{}.jpg", second):
+            store.write(name.format(number), b"P5 1 1 255\n\0")
+    folder = second.rpartition("/")[0]
+    with pytest.raises(
+        EmptyDataset, match=rf"x and {folder} at .*: call the folders images and masks; where .*folders"
+    ):
+        _ = Dataset(store.url).samples
+    assert Dataset(store.url, format="folders").classes == tuple(sorted(("x", folder[0])))
+    store.write("x/3.jpg", b"P5 1 1 255\n\0")
+    assert len(Dataset(store.url)) == 7, "a photograph without a namesake"
 
 
 def test_of_several_files_beside_an_image_the_mask_is_taken():

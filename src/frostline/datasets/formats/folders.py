@@ -5,6 +5,7 @@ Images and their masks, side by side: decides from the listing's names which mas
 What formats with masks share: the fields that name masks, and the columns that a table gets for them.
 """
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,6 +55,7 @@ __all__ = (
     "suffix_of",
     "table_log",
     "target_columns",
+    "twin_folders",
 )
 
 
@@ -424,14 +426,15 @@ def known_sizes(before: ListedSamples | None) -> Mapping[tuple[str, str], Size]:
 
 
 # Part of every digest: raise it whenever the same files would give another table.
-_MASK_RULE = "frostline masks 5"
+_MASK_RULE = "frostline masks 6"
 _THREADS = 16
 
 _IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit"})
 _MASK_FOLDERS = frozenset(
     {
-        "annotation", "annotations", "ground_truth", "gt", "gtcoarse", "gtfine", "label", "labels", "mask", "masks",
-        "segmentation", "segmentationclass", "segmentationclassaug", "segmentations", "trimaps",
+        "ann", "annotation", "annotations", "anns", "ground_truth", "groundtruth", "gt", "gtcoarse", "gtfine", "label",
+        "labels", "lbl", "lbls", "mask", "masks", "seg", "segmentation", "segmentationclass", "segmentationclassaug",
+        "segmentations", "trimaps",
     }
 )  # fmt: skip
 # Folders of masks that say nothing of images without one: others of their images are there for other tasks.
@@ -447,7 +450,9 @@ _FOLDER_END = "_masks"
 # Before all ends: a mask that is called as its image is.
 _SAME_NAME = -1
 # What the names of all masks have in them, and those of some other objects.
-_LIKELY = "(?i)annotation|ground_truth|gt|label|mask|segmentation|trimaps"
+_LIKELY = "(?i)ann|ground_?truth|gt|label|lbl|mask|seg|trimaps"
+# Photographs lie in the first, and masks in the second: what is written by the first has other values when it is read.
+_LOSSY, _LOSSLESS = frozenset({"jfif", "jpe", "jpeg", "jpg"}), frozenset({"bmp", "gif", "png", "tif", "tiff"})
 _FOLDERS_AT_HAND = 4096
 
 
@@ -587,7 +592,32 @@ def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
     return pairs if masks else []
 
 
+def twin_folders(entries: Sequence[Entry]) -> tuple[str, str] | None:
+    """Two folders whose names say nothing, and whose files look like images and their masks; None for all else.
+
+    There is no third folder, each photograph has a namesake in the other folder, and those are of lossless formats.
+    """
+    stems, suffixes = dict[str, set[str]](), dict[str, set[str]]()
+    for piece in Entries.of(entries).pieces():
+        for name in piece.column(0).to_pylist():
+            folder, _, base = name.rpartition("/")
+            if not folder or len(stems) > 2 or not is_image(name):  # which may be a list that says what they are
+                return None
+            stem, _, suffix = base.rpartition(".")
+            stems.setdefault(folder, set()).add(stem)
+            suffixes.setdefault(folder, set()).add(suffix.lower())
+    for images, masks in itertools.permutations(stems) if len(stems) == 2 else ():
+        if suffixes[images] <= _LOSSY and suffixes[masks] <= _LOSSLESS and stems[images] == stems[masks]:
+            return (images, masks) if len(stems[images]) > 1 else None
+    return None
+
+
 def _no_pairs(url: str, entries: Sequence[Entry]) -> str:
+    if (twins := twin_folders(entries)) is not None:
+        return (
+            f"{twins[0]} and {twins[1]} at {url} hold files of the same names, as images and their masks do: call the "
+            "folders images and masks; where they are classes, say format='folders' (--format folders)"
+        )
     placed = list(_placed(sorted(entries)))
     first = next((entry.object for entry, place in placed if not place.is_mask), None)
     mask = next((entry.object for entry, place in placed if place.is_mask), None)

@@ -7,7 +7,7 @@ from frostline.core.errors import SettingError, suggest_names
 from frostline.datasets.formats.arrow import ArrowFiles
 from frostline.datasets.formats.base import Format
 from frostline.datasets.formats.cql import CqlTables
-from frostline.datasets.formats.folders import MaskPairs
+from frostline.datasets.formats.folders import MaskPairs, twin_folders
 from frostline.datasets.formats.lists import AnnotatedFolders
 from frostline.datasets.formats.parquet import Parquet
 from frostline.datasets.formats.ready import ReadyFormat
@@ -37,8 +37,12 @@ _LAST: Format = AnnotatedFolders()
 
 
 def format_of(entries: Sequence[Entry]) -> Format:
-    """The first format that claims a listing; class folders where none does."""
-    return next((format for format in FORMATS if format.claims(entries)), _LAST)
+    """The first format that claims a listing; class folders where none does.
+
+    Two folders of images that may be those of masks are none of classes: the format of masks says what to do.
+    """
+    found = next((format for format in FORMATS if format.claims(entries)), _LAST)
+    return MaskPairs() if found.name == _LAST.name and twin_folders(entries) is not None else found
 
 
 def format_named(name: str) -> Format:
