@@ -375,6 +375,17 @@ def test_folders_that_are_called_as_splits_and_have_no_classes_are_no_classes(st
         assert (data.classes, data.splits) == (tuple(sorted(folders)), ()), "as a copy says its classes"
 
 
+@pytest.mark.parametrize("around", ["data/", "data/raw/v1/", "a/b/c/d/e/f/g/h/"])
+def test_splits_are_found_in_the_folders_around_them(store, around):
+    for name in ("train/cat/1.jpg", "train/dog/1.jpg", "val/cat/1.jpg"):
+        store.write(f"{around}{name}", b"x")
+    data = Dataset(store.url)
+    assert (data.classes, data.splits) == (("cat", "dog"), ("train", "val"))
+    store.write("beside/1.jpg", b"x")
+    data = Dataset(store.url)
+    assert (set(data.classes), data.splits) == ({around.partition("/")[0], "beside"}, ())
+
+
 def test_what_lists_say_of_splits_goes_with_the_images_that_they_mean(store):
     for name in ("train/1.png", "train/2.png", "test/1.png"):
         store.write(name, b"x")

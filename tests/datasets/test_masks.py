@@ -120,9 +120,7 @@ def test_two_folders_of_the_same_names_are_no_classes_unless_their_user_says_so(
         for name in ("x/{}.jpg", second):
             store.write(name.format(number), b"P5 1 1 255\n\0")
     folder = second.rpartition("/")[0]
-    with pytest.raises(
-        EmptyDataset, match=rf"x and {folder} at .*: call the folders images and masks"
-    ):
+    with pytest.raises(EmptyDataset, match=rf"x and {folder} at .*: call the folders images and masks"):
         _ = Dataset(store.url).samples
     assert Dataset(store.url, format="folders").classes == tuple(sorted(("x", folder[0])))
     store.write("x/3.jpg", b"P5 1 1 255\n\0")

@@ -243,6 +243,18 @@ def test_columns_of_several_files_become_of_one_type(store):
     assert data.column("odd").to_pylist() == ["1", "2024-05-01 08:30:00.250000"]
 
 
+def test_numbers_in_one_file_and_names_in_another_are_no_classes_together(store):
+    put_table(store, "a.parquet", image=[b"1", b"2"], label=[None, "cat"])
+    put_table(store, "b.parquet", image=[b"1"], label=[1])
+    put_table(store, "c.parquet", image=[b"1"], label=pa.array([None], pa.string()))
+    with pytest.raises(DataError, match=r"numbers in b.parquet \(1\) and names in a.parquet \(cat\)"):
+        read(store)
+    put_table(store, "b.parquet", image=[b"1"], label=["1"])
+    listed = read(store)
+    assert listed.classes == ("1", "cat")
+    assert listed.table["label"].to_pylist() == [None, 1, 0, None]
+
+
 @pytest.mark.parametrize("nested", [True, False])
 def test_arrows_view_types_are_texts_and_binary_values(store, nested):
     data = [b"1", b"a longer image of many bytes"]

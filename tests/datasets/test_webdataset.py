@@ -147,8 +147,12 @@ def test_keys_end_at_the_first_dot_and_other_members_belong_to_no_sample(store):
     files = [
         ("a/1.seg.png", b"mask"), ("a/1.jpg", b"image"), ("a/1.txt", b"words"), ("a/._1.jpg", b"mac"),
         ("__meta.jpg", b"meta"), ("a/2.txt", b"words only"), ("b.c/3.jpeg", b"image"),
+        ("../4.jpg", b"image"), ("__classes__", b'["a", "b.c"]'),
     ]  # fmt: skip
-    assert labels(read(store, *files)) == {"a/1.jpg": "a", "b.c/3.jpeg": "b.c"}
+    listed = read(store, *files)
+    assert labels(listed) == {"a/1.jpg": "a", "b.c/3.jpeg": "b.c"}
+    hidden = [left for left in listed.left_out if "hidden" in str(left)]
+    assert [name.partition("/")[2] for left in hidden for name in left.names] == ["../4.jpg", "__meta.jpg", "a/._1.jpg"]
 
 
 def test_a_tar_that_is_cut_off_gets_a_sentence_wherever_it_is_cut(store):

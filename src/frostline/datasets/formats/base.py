@@ -50,6 +50,7 @@ __all__ = (
     "holds_binary",
     "in_json",
     "is_hidden",
+    "is_hidden_member",
     "is_list",
     "is_named",
     "is_text",
@@ -201,6 +202,11 @@ def is_named(entries: Sequence[Entry], name: str) -> bool:
 def is_hidden(name: str) -> bool:
     """Whether a part of an object's name starts with a dot: such objects belong to no format but Frostline's own."""
     return name.startswith(".") or "/." in name
+
+
+def is_hidden_member(name: str) -> bool:
+    """Whether a tar's member belongs to no sample: it is hidden, or called as what tells of the tar, ``__x__``."""
+    return is_hidden(name) or name.startswith("__")
 
 
 _AT_ONCE = 1 << 13

@@ -73,7 +73,9 @@ SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 # Part of every digest: raise it whenever the same files would give another table.
-_FOLDER_RULE = "frostline image folders 8"
+_FOLDER_RULE = "frostline image folders 9"
+# Folders around those of splits, each of which is looked for in all names.
+_DEEPEST = 8
 
 
 # A larger one is no table of classes, whose names stand in every manifest.
@@ -98,7 +100,7 @@ class ClassFolderFormat:
     Where first folders are called as splits are, such as ``train`` and ``val``, and have their images in folders of
     their own, the first is the split and the second the class. Such a folder may also have no class folders at all, but
     for one to train on: its images have no label. Images in other folders beside those of splits are in none and have
-    no label. The folders of splits may lie in one folder that holds everything.
+    no label. The folders of splits may lie in one folder that holds everything, or in several, one within the other.
 
     Where ``classes.json`` beside the folders is a list of names, with those of all folders among them, it says how
     classes are numbered; else they are in the order of their names.
@@ -224,15 +226,18 @@ def _folders_behind(labelled: Entries, which: str, prefix: str) -> Iterator[pa.A
 
 
 def _layout(labelled: Entries, *, are_classes: bool) -> _Layout:
-    """Whether first folders are splits, or those in the one folder that holds everything."""
+    """Whether first folders are splits, or those in the one folder, of one folder each, that holds everything."""
     firsts = _different(labelled, "")
     if splits := folder_splits(firsts, lambda: _pairs(labelled, ""), are_classes=are_classes):
         return _Layout("", splits)
-    if len(firsts) == 1:
-        prefix = f"{firsts.pop()}/"
-        inner = _different(labelled, prefix)
+    prefix = ""
+    for _ in range(_DEEPEST):
+        if len(firsts) > 1 or "" in firsts:
+            break
+        prefix += f"{firsts.pop()}/"
+        firsts = _different(labelled, prefix)
         pairs = partial(_pairs, labelled, prefix)
-        splits = folder_splits(inner, pairs, are_classes=are_classes) if "" not in inner else {}
+        splits = folder_splits(firsts, pairs, are_classes=are_classes) if "" not in firsts else {}
         if are_divided(splits.values()):
             return _Layout(prefix, splits)
     return _Layout()

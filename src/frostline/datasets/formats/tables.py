@@ -8,7 +8,7 @@ Lists of numbers in a column of Parquet as arrays, each as NumPy's ``save`` woul
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
@@ -43,6 +43,7 @@ from frostline.datasets.formats.labels import (
     URL_FIELDS,
     Labelled,
     class_labels,
+    class_name,
     column_labels,
     column_name,
     find_name,
@@ -133,10 +134,16 @@ def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa
     Args:
         tables: table of each file, with labels as texts.
         files: the names.
+
+    Raises:
+        DataError: the columns of labels hold numbers in one file, and names in another.
     """
     said = [_partitions_of(file) for file in files]
     names = sorted({name for found in said for name in found})
     label = find_name(names, LABEL_FIELDS)
+    _require_one_kind(
+        (table[SAID], file) for table, file, found in zip(tables, files, said, strict=True) if label not in found
+    )
     made = [_without_empty(table, [column_name(name) for name in names]) for table in tables]
     for name in names:
         values = [found.get(name) for found in said]
@@ -153,6 +160,21 @@ def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa
                 else:
                     made[place] = _with_partition(table, column_name(name), value, kind)
     return made
+
+
+def _require_one_kind(labels: Iterable[tuple[pa.ChunkedArray, str]]) -> None:
+    """Make sure that labels are numbers in all files, or names: nobody says which number stands for which name."""
+    first: dict[bool, tuple[str, str]] = {}
+    for column, file in labels:
+        one = next((label for label in column.unique().to_pylist() if label is not None), None)
+        if one is not None:
+            first.setdefault(class_name(one) == one, (class_name(one), file))
+    if len(first) == 2:
+        (number, numbered), (name, named) = first[True], first[False]
+        raise DataError(
+            f"labels are numbers in {numbered} ({number}) and names in {named} ({name}), and nothing says which number "
+            "stands for which name: write the same kind into all files"
+        )
 
 
 def _without_empty(table: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -29,7 +29,7 @@ from frostline.core.config import cache_folder
 from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound
 from frostline.core.files import lock, make_private_file, make_private_folder, open_private
 from frostline.core.units import in_bytes
-from frostline.datasets.formats.base import TARGET_COLUMNS, ListedSamples, digest_of, is_hidden
+from frostline.datasets.formats.base import TARGET_COLUMNS, ListedSamples, digest_of, is_hidden, is_hidden_member
 from frostline.datasets.formats.folders import (
     IMAGE_SUFFIXES,
     KINDS,
@@ -425,7 +425,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 10"
+_RULE = "frostline webdataset 11"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Kinds of members of keys that have no sample.
@@ -579,14 +579,15 @@ def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
 
 
 def _left_out(shard: str, found: Iterable[Member], others: Sequence[str]) -> tuple[LeftOut, ...]:
-    """The keys of a shard that have neither an image nor a sound, links, and kinds of members beside samples."""
+    """The keys of a shard without an image or a sound, links, hidden members, and kinds of members beside samples."""
     groups = _groups(shard, found)
     lost = [key for key, group in groups.items() if _encoded(shard, key, group) is None]
-    kinds = sorted({f".{kind}" for key in lost for kind in groups[key]})
-    reason = f"with neither an image nor a sound, but {', '.join(kinds[:_KINDS_SHOWN])}"
+    kinds = ", ".join(sorted({f".{kind}" for key in lost for kind in groups[key]})[:_KINDS_SHOWN])
+    hidden = {member.name for member in found if is_hidden_member(member.name)} - {CLASS_MEMBER, TYPE_MEMBER}
     unread = {kind for key, group in groups.items() for kind in _unread_kinds(shard, key, group)}
     return (
-        *of_names(KEYS, reason, [f"{shard}/{key}" for key in lost], shard),
+        *of_names(KEYS, f"with neither an image nor a sound, but {kinds}", [f"{shard}/{key}" for key in lost], shard),
+        *of_names(KEYS, "with a hidden name", sorted(f"{shard}/{name}" for name in hidden), shard),
         *of_names(KEYS, "that are links, pipes or devices", [f"{shard}/{name}" for name in others], shard),
         *of_names(COLUMNS_LEFT, "of members that are not read", sorted(unread), shard),
     )
@@ -606,7 +607,7 @@ def _groups(shard: str, found: Iterable[Member]) -> dict[str, dict[str, Member]]
     groups: dict[str, dict[str, Member]] = {}
     for member in found:
         key, kind = _split(member.name)
-        if is_hidden(member.name) or key.startswith("__"):
+        if is_hidden_member(member.name):
             continue
         if groups.setdefault(key, {}).setdefault(kind, member) is not member:
             raise DataError(f"{shard} holds {member.name!r} twice: make it again")
