@@ -7,6 +7,7 @@ A column of texts as samples, chosen by name.
 
 import base64
 import io
+import json
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -111,6 +112,39 @@ def test_classes_have_the_names_and_the_order_that_hugging_face_gives_them(store
     assert listed.table["label"].to_pylist() == [names.index(example.label) for example in EXAMPLES]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_another_column_of_classes_has_its_names_where_it_is_the_label(store, kind, tmp_path):
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"_type": "ClassLabel", "names": ["zebra", "ant"]},
+        "fine": {"_type": "ClassLabel", "names": ["z2", "a1", "m3", "nobody"]},
+    }
+
+    def put(name, fine, features):
+        table = pa.table({"image": [png(1), png(2)], "label": [0, 1], "fine": fine})
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+        sink = pa.BufferOutputStream()
+        if kind == "parquet":
+            pq.write_table(table, sink)
+        else:
+            sink.write(arrow_of(table, 2))
+        store.write(f"{name}.{kind}", sink.getvalue().to_pybytes())
+
+    put("a", [2, 0], features)
+    put("b", pa.array([-1, None], pa.int64()), features)
+    for _ in range(2):  # as it was found again
+        data = Dataset(store.url, label="fine", cache=tmp_path)
+        assert data.classes == ("z2", "a1", "m3", "nobody")
+        assert data.samples.labels[:].tolist() == [2, 0, -1, -1]
+        assert Dataset(store.url, cache=tmp_path).classes == ("zebra", "ant")
+        assert Dataset(store.url, cache=tmp_path).column("fine").to_pylist() == [2, 0, -1, None]
+    put("b", [0, 1], {name: features[name] for name in ("image", "label")})
+    assert Dataset(store.url, label="fine", cache=tmp_path).classes == ("0", "1", "2"), "not all files name them"
+    put("b", [0, 4], features)
+    with pytest.raises(DataError, match="column 'fine' has a label 4 and names for 4 classes only"):
+        _ = Dataset(store.url, label="fine", cache=tmp_path).samples
+
+
 def test_a_label_that_no_class_has_gets_a_sentence(store):
     features = b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["a"]}}}}'
     table = pa.table({"image": [b"1", b"2"], "label": [0, 4]}).replace_schema_metadata({"huggingface": features})
@@ -121,8 +155,6 @@ def test_a_label_that_no_class_has_gets_a_sentence(store):
 
 def test_chooses_by_name_among_several_possible_columns():
     def said(**features):
-        import json
-
         return {"huggingface": json.dumps({"info": {"features": features}})}
 
     fields = [

@@ -331,8 +331,8 @@ def test_a_node_in_a_process_of_its_own_lists_too(photos, shared_node, tmp_path)
 
 GOOD = manifest_bytes(table_of())
 ABOUT_GOOD = (
-    b'{"digest": "%s", "classes": ["a"], "reading": "objects", "splits": [], "left_out": [], "is_turned": false}'
-    % DIGEST.encode()
+    b'{"digest": "%s", "classes": ["a"], "reading": "objects", "splits": [], "left_out": [], "is_turned": false, '
+    b'"named": {}}' % DIGEST.encode()
 )
 
 
@@ -431,6 +431,9 @@ def test_refuses_invalid_samples(tmp_path, columns):
         {"splits": {"a": 1}},
         {"is_turned": 1},
         {"is_turned": None},
+        {"named": ["a"]},
+        {"named": {"a": "b"}},
+        {"named": {"a": [1]}},
         {"left_out": None},
         {"left_out": [["object", "odd", 0, [], ""]]},
         {"left_out": [["object", "odd", 9, ["a", "b", "c", "d"], ""]]},

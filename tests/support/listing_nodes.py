@@ -68,6 +68,7 @@ def manifest_bytes(table, **about):
         "splits": [],
         "left_out": [],
         "is_turned": False,
+        "named": {},
         **about,
     }
     sink = pa.BufferOutputStream()

@@ -131,7 +131,7 @@ def _list(orders: _Orders) -> ManifestHead:
 
 
 def _about(manifest: Manifest) -> dict[str, Any]:
-    names = ("digest", "classes", "reading", "splits", "left_out", "is_turned")
+    names = ("digest", "classes", "reading", "splits", "left_out", "is_turned", "named")
     return {name: getattr(manifest, name) for name in names}
 
 

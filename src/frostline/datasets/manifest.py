@@ -369,6 +369,7 @@ class Manifest:
         left_out: parts of the data that are no samples, by kind and reason.
         listing: digest of the listing, by which splits are kept, where that is not ``digest``.
         is_turned: the data's own reader turns images as their EXIF data says; of a ready format, ``applied`` says it.
+        named: names that the numbers of metadata columns stand for, by the column.
     """
 
     samples: SampleTable
@@ -386,6 +387,7 @@ class Manifest:
     left_out: tuple[LeftOut, ...] = ()
     listing: str = ""
     is_turned: bool = False
+    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def load_manifest(
@@ -549,6 +551,7 @@ def manifest_of(
         saved=saved or {},
         left_out=sum_left_out(read_left_out(kept.about["left_out"]) if left_out is None else left_out),
         is_turned=kept.about["is_turned"],
+        named={name: tuple(names) for name, names in kept.about["named"].items()},
     )
 
 

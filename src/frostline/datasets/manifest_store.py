@@ -130,7 +130,7 @@ def _is_digest(value: object) -> bool:
     return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
 
 
-_FORMAT = 2
+_FORMAT = 3
 _SPLITS = ".frostline/splits"
 """Where they lie; ``<digest of the listing>.json`` says that there are some."""
 # Always as long as this, so that it is read without asking how long it is.
@@ -511,6 +511,7 @@ def listed_samples(kept: StoredManifest) -> ListedSamples:
         used=tuple(kept.about["used"]),
         left_out=read_left_out(kept.about["left_out"]),
         is_turned=kept.about["is_turned"],
+        named={name: tuple(names) for name, names in kept.about["named"].items()},
     )
 
 
@@ -527,6 +528,7 @@ def about_of(listed: ListedSamples) -> dict[str, Any]:
         "used": listed.used,
         "left_out": listed.left_out,
         "is_turned": listed.is_turned,
+        "named": listed.named,
     }
 
 

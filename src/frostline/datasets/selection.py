@@ -39,7 +39,7 @@ from frostline.datasets.formats.labels import (
     label_text,
     no_class,
 )
-from frostline.datasets.formats.tables import plain_column
+from frostline.datasets.formats.tables import named_labels, plain_column
 from frostline.datasets.manifest import (
     DatasetStatistics,
     JoinedRows,
@@ -295,7 +295,10 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
         raise SettingError(f"{url} has no column {label!r} of labels, {there}{suggest_names(label, known)}")
     column = manifest.columns.table[name]
     try:
-        said = encode_labels(column_labels(plain_column(column), label_text))
+        names, plain = manifest.named.get(name, ()), plain_column(column)
+        is_named = names and pa.types.is_integer(plain.type)
+        texts = named_labels(f"column {name!r}", plain, names) if is_named else column_labels(plain, label_text)
+        said = encode_labels(texts, names)
     except DataError as error:
         raise DataError(f"the column {name!r} of {url} says no labels: {error}") from error
     columns = manifest.columns.with_labels(label_column(said.labels))

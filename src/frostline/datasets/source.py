@@ -89,7 +89,7 @@ _MAX_CLASSES = 1 << 24
 _AT_ONCE = 1 << 16
 # Of more, ids are not held against each other: a request in which one stands twice is refused by its node.
 _MAX_COMPARED = 1 << 24
-_SAID = ("digest", "classes", "reading", "splits", "left_out", "is_turned")
+_SAID = ("digest", "classes", "reading", "splits", "left_out", "is_turned", "named")
 
 
 def check_manifest_file(path: Path, head: ManifestHead) -> None:
@@ -171,6 +171,8 @@ def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
         and about.get("reading") in (OBJECTS, CELLS, UNPACKED)
         and all(_are_texts(about.get(name)) for name in ("classes", "splits"))
         and isinstance(about.get("is_turned"), bool)
+        and isinstance(about.get("named"), dict)
+        and all(map(_are_texts, about["named"].values()))
     )
     if not is_right:
         raise Refused("the node sent a manifest that says of itself what makes no sense")

@@ -39,6 +39,7 @@ from frostline.datasets.formats.tables import (
     finish_table,
     label_texts,
     may_name_classes,
+    named_in,
     omissions_of_table,
     path_leaf,
     plain_column,
@@ -360,6 +361,7 @@ class ArrowFiles:
             used=(*names, *(entry.object for entry in entries if _says_splits(entry.object))),
             left_out=tuple(left for file in files for left in file.left_out),
             is_turned=any(file.is_turned for file in files),
+            named=named_in(files),
         )
 
 
@@ -396,7 +398,7 @@ def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Ent
     _check_in_place(entry.object, stream.schema, columns)
     if entry.etag and (entry.object, entry.etag) in known:
         table, left = known[entry.object, entry.etag]
-        return TableFile(table, columns.classes, left, columns.is_turned)
+        return TableFile(table, columns.classes, left, columns.is_turned, columns.named)
     tables, row = [_schema_of(stream.schema, columns, entry)], 0
     for batch in stream.batches():
         if not row and may_name_classes(columns):
@@ -408,7 +410,8 @@ def _read(store: Versioned, known: _Known, heads: ThreadPoolExecutor, entry: Ent
     long = [path for path in columns.lists if any(column_name(path) not in some.schema.names for some in tables)]
     table = pa.concat_tables(tables, promote_options="permissive")
     table = table.drop_columns([name for path in long if (name := column_name(path)) in table.schema.names])
-    return TableFile(table, columns.classes, omissions_of_table(entry.object, columns.left, long), columns.is_turned)
+    left = omissions_of_table(entry.object, columns.left, long)
+    return TableFile(table, columns.classes, left, columns.is_turned, columns.named)
 
 
 def _check_in_place(name: str, schema: pa.Schema, columns: ColumnRoles) -> None:

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
@@ -110,6 +110,7 @@ class ListedSamples:
         used: names of objects that belong to the format and hold no sample, such as lists.
         left_out: rows, keys and columns that were looked at and are no samples.
         is_turned: the data's own reader turns images as their EXIF data says.
+        named: names that the numbers of metadata columns stand for, by the column.
     """
 
     table: pa.Table
@@ -124,6 +125,7 @@ class ListedSamples:
     used: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     is_turned: bool = False
+    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.table.schema.remove_metadata().names[: len(COLUMNS)] != COLUMNS.names:
@@ -741,11 +743,11 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _fields(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    for field in schema:
-        if pa.types.is_struct(field.type):
-            yield from ((f"{field.name}.{inner.name}", inner.type) for inner in field.type)
+    for one in schema:
+        if pa.types.is_struct(one.type):
+            yield from ((f"{one.name}.{inner.name}", inner.type) for inner in one.type)
         else:
-            yield field.name, field.type
+            yield one.name, one.type
 
 
 def column_at(table: pa.Table, path: str) -> pa.ChunkedArray:

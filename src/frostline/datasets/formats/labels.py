@@ -49,6 +49,7 @@ __all__ = (
     "named_columns",
     "no_class",
     "refuse_labels",
+    "require_one_kind",
     "scoring_splits",
     "split_names",
     "split_of",
@@ -305,6 +306,28 @@ def text_label(text: str | None) -> str | None:
 def class_name(said: str) -> str:
     """The name of a class that a label says; of a number its text."""
     return str(json.loads(said)) if said.startswith(_NAME) else said
+
+
+def require_one_kind(labels: Iterable[tuple[pa.ChunkedArray, str]]) -> None:
+    """Make sure that labels are numbers in all files, or names: nobody says which number stands for which name.
+
+    Args:
+        labels: column of each file, as ``label_text`` gives labels, and the file's name.
+
+    Raises:
+        DataError: they are numbers in one file, and names in another.
+    """
+    first: dict[bool, tuple[str, str]] = {}
+    for column, file in labels:
+        one = next((label for label in column.unique().to_pylist() if label is not None), None)
+        if one is not None:
+            first.setdefault(class_name(one) == one, (class_name(one), file))
+    if len(first) == 2:
+        (number, numbered), (name, named) = first[True], first[False]
+        raise DataError(
+            f"labels are numbers in {numbered} ({number}) and names in {named} ({name}), and nothing says which number "
+            "stands for which name: write the same kind into all files"
+        )
 
 
 def class_labels(names: Sequence[str], *, are_names: bool) -> list[str | None]:

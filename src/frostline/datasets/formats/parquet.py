@@ -56,6 +56,7 @@ from frostline.datasets.formats.tables import (
     finish_table,
     label_texts,
     may_name_classes,
+    named_in,
     number_lists,
     omissions_of_table,
     path_leaf,
@@ -531,6 +532,7 @@ class Parquet:
             used=tuple(entry.object for entry in found),
             left_out=tuple(left for file in files for left in file.left_out),
             is_turned=any(file.is_turned for file in files),
+            named=named_in(files),
         )
 
 
@@ -542,7 +544,7 @@ def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> 
         columns, paths = roles_of_parts(entry.object, parquet.schema_arrow, column)
         if entry.etag and (entry.object, entry.etag) in known:
             table, left = known[entry.object, entry.etag]
-            return TableFile(table, columns.classes, left, columns.is_turned)
+            return TableFile(table, columns.classes, left, columns.is_turned, columns.named)
         if may_name_classes(columns) and columns.mask is not None:
             first = next(_groups(source, parquet.metadata, columns.mask), Cells.of([]))
             views = (first.view(row) for row in range(len(first)))
@@ -553,7 +555,7 @@ def _read(store: Versioned, known: _Known, column: str | None, entry: Entry) -> 
         raise DataError(f"{entry.object} changed while it was read: ask again when nobody writes to it")
     long = [path for path in columns.lists if column_name(path) not in table.schema.names]
     left = omissions_of_table(entry.object, columns.left, long)
-    return TableFile(table, columns.classes, left, columns.is_turned)
+    return TableFile(table, columns.classes, left, columns.is_turned, columns.named)
 
 
 def _table(

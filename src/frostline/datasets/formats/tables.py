@@ -8,8 +8,8 @@ Lists of numbers in a column of Parquet as arrays, each as NumPy's ``save`` woul
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from io import BytesIO
 from typing import Any, NamedTuple
@@ -43,12 +43,12 @@ from frostline.datasets.formats.labels import (
     URL_FIELDS,
     Labelled,
     class_labels,
-    class_name,
     column_labels,
     column_name,
     find_name,
     label_text,
     refuse_labels,
+    require_one_kind,
     text_label,
 )
 from frostline.datasets.formats.left_out import COLUMNS_LEFT, LeftOut, of_names
@@ -74,6 +74,8 @@ __all__ = (
     "known_parts",
     "label_texts",
     "may_name_classes",
+    "named_in",
+    "named_labels",
     "number_lists",
     "omissions_in",
     "omissions_of_table",
@@ -102,12 +104,24 @@ class TableFile(NamedTuple):
         classes: names that the numbers of its labels stand for; empty where it has none.
         left_out: rows and columns of it that are no samples.
         is_turned: the data's own reader turns its images as their EXIF data says.
+        named: names that the numbers of other columns stand for, by the column.
     """
 
     table: pa.Table
     classes: tuple[str, ...]
     left_out: tuple[LeftOut, ...]
     is_turned: bool
+    named: Mapping[str, tuple[str, ...]]
+
+
+def named_in(files: Sequence[TableFile]) -> dict[str, tuple[str, ...]]:
+    """The names that numbers of columns stand for, of columns for which all files that have them say the same."""
+    first = {name: names for file in reversed(files) for name, names in file.named.items()}
+    return {
+        name: names
+        for name, names in first.items()
+        if all(file.named.get(name) == names for file in files if name in file.table.schema.names)
+    }
 
 
 def finish_table(table: pa.Table, said: Labelled) -> pa.Table:
@@ -141,7 +155,7 @@ def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa
     said = [_partitions_of(file) for file in files]
     names = sorted({name for found in said for name in found})
     label = find_name(names, LABEL_FIELDS)
-    _require_one_kind(
+    require_one_kind(
         (table[SAID], file) for table, file, found in zip(tables, files, said, strict=True) if label not in found
     )
     made = [_without_empty(table, [column_name(name) for name in names]) for table in tables]
@@ -160,21 +174,6 @@ def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa
                 else:
                     made[place] = _with_partition(table, column_name(name), value, kind)
     return made
-
-
-def _require_one_kind(labels: Iterable[tuple[pa.ChunkedArray, str]]) -> None:
-    """Make sure that labels are numbers in all files, or names: nobody says which number stands for which name."""
-    first: dict[bool, tuple[str, str]] = {}
-    for column, file in labels:
-        one = next((label for label in column.unique().to_pylist() if label is not None), None)
-        if one is not None:
-            first.setdefault(class_name(one) == one, (class_name(one), file))
-    if len(first) == 2:
-        (number, numbered), (name, named) = first[True], first[False]
-        raise DataError(
-            f"labels are numbers in {numbered} ({number}) and names in {named} ({name}), and nothing says which number "
-            "stands for which name: write the same kind into all files"
-        )
 
 
 def _without_empty(table: pa.Table, names: Sequence[str]) -> pa.Table:
@@ -429,6 +428,7 @@ class ColumnRoles:
         lists: paths of columns of lists, maps and structs.
         left: columns that are none of these, such as other binary ones.
         is_turned: Hugging Face's ``datasets`` reads the images, which turns them as their EXIF data says.
+        named: names that the numbers of other columns stand for, by what the column is called among metadata.
     """
 
     image: str
@@ -440,6 +440,7 @@ class ColumnRoles:
     lists: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
     is_turned: bool = False
+    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRoles | None:
@@ -472,14 +473,14 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
     images = [name for name in leaves if name not in (label, other, image, mask)]
     about = tuple(path for path, kind in beside if is_scalar(kind))
     nested = nested_names(schema)
-    classes = features[label].get("names") if label is not None and label in numbered else None
-    names = tuple(map(str, classes)) if isinstance(classes, list) else ()
+    lists = {name: features[name].get("names") for name in numbered}
+    named = {name: tuple(map(str, names)) for name, names in lists.items() if isinstance(names, list)}
     return ColumnRoles(
         image=leaves[image],
         mask=None if mask is None else leaves[mask],
         label=label,
         other=other,
-        classes=names,
+        classes=named.get(label or "", ()),
         about=about,
         lists=tuple(path for path, _ in beside if path in nested),
         left=(
@@ -488,6 +489,7 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
             *(path for path, _ in beside if path not in (*about, *nested)),
         ),
         is_turned=_kind(features.get(image)) == "Image",
+        named={column_name(name): names for name, names in named.items() if name in about},
     )
 
 
@@ -742,15 +744,28 @@ def label_texts(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.Chunk
     values = _without_nan(without_extension(beside[columns.label]))
     if not columns.classes or not _are_whole(values):
         return column_labels(values, label_text)
-    numbers = values.cast(pa.int64())
+    return named_labels(object, values.cast(pa.int64()), columns.classes)
+
+
+def named_labels(place: str, numbers: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:
+    """What numbers say that stand for names of classes; the numbers, where one of them can be no class.
+
+    Args:
+        place: the file or the column, for the sentence.
+        numbers: whole numbers; -1 and null where a sample has no class.
+        classes: the names.
+
+    Raises:
+        DataError: a number has no name.
+    """
     greatest = pc.max(numbers).as_py()
-    if greatest is not None and greatest >= len(columns.classes):
-        raise DataError(f"{object} has a label {greatest} and names for {len(columns.classes)} classes only")
+    if greatest is not None and greatest >= len(classes):
+        raise DataError(f"{place} has a label {greatest} and names for {len(classes)} classes only")
     minimum = pc.min(numbers).as_py()
     if minimum is not None and minimum < _NO_CLASS:
         return numbers.cast(pa.string())
     numbers = pc.if_else(pc.greater_equal(numbers, 0), numbers, pa.scalar(None, pa.int64()))
-    names = class_labels(columns.classes, are_names=True)
+    names = class_labels(classes, are_names=True)
     return pa.chunked_array([pa.array(names, pa.string()).take(numbers.combine_chunks())])
 
 
