@@ -272,7 +272,7 @@ class ControlPlane:
             if event.kind == "changed":
                 self.audit.write_change("change", **{**event.to_json(), "tenant": event.tenant or "all"})
                 self._log(event, 0)
-            elif (left_out := self._lines.admit(event.tenant)) is not None:
+            elif (left_out := self._lines.admit(event.tenant, time.monotonic())) is not None:
                 self._log(event, left_out)
 
     def _log(self, event: ControlEvent, left_out: int) -> None:

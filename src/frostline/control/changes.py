@@ -11,9 +11,8 @@ Decides which jobs' shares changed by much from one decision to the next, and sa
 """
 
 import math
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -343,21 +342,21 @@ _MINUTE_S = 60.0
 
 
 class EventLines:
-    """Which events a log has a line for, since a stage may join and end often. Not for several threads.
+    """Which events a log has a line for, since a stage may join and end often. Not for several threads."""
 
-    Args:
-        clock: seconds that only grow.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._minutes: dict[str | None, tuple[float, int]] = {}
 
-    def admit(self, tenant: str | None) -> int | None:
-        """Whether an event of a tenant is logged: None for no, else how many of its events were not just before."""
+    def admit(self, tenant: str | None, now_s: float) -> int | None:
+        """Whether an event of a tenant is logged: None for no, else how many of its events were not just before.
+
+        Args:
+            tenant: tenant that the event is about; None for all.
+            now_s: seconds of a clock that only grows.
+        """
         since_s, count = self._minutes.get(tenant, (-math.inf, 0))
-        if self._clock() >= since_s + _MINUTE_S:
-            self._minutes[tenant] = (self._clock(), 1)
+        if now_s >= since_s + _MINUTE_S:
+            self._minutes[tenant] = (now_s, 1)
             return max(0, count - _MAX_LINES)
         self._minutes[tenant] = (since_s, count + 1)
         return 0 if count < _MAX_LINES else None

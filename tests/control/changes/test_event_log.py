@@ -83,12 +83,9 @@ def test_the_latest_events_of_each_tenant_are_kept_whatever_others_do():
 
 
 def test_a_log_has_a_bounded_number_of_lines_for_each_tenant_and_says_what_it_lacks():
-    now = [0.0]
-    lines = EventLines(lambda: now[0])
-    admitted = [lines.admit("ann") for _ in range(1000)]
+    lines = EventLines()
+    admitted = [lines.admit("ann", 0.05 * number) for number in range(1000)]
     assert admitted == [0] * 256 + [None] * 744
-    assert lines.admit("bob") == 0
-    now[0] = 60.0
-    assert [lines.admit("ann") for _ in range(2)] == [744, 0]
-    now[0] = 500.0
-    assert lines.admit("ann") == 0
+    assert lines.admit("bob", 50.0) == 0
+    assert [lines.admit("ann", 60.0) for _ in range(2)] == [744, 0]
+    assert lines.admit("ann", 500.0) == 0

@@ -39,7 +39,7 @@ from frostline.datasets.formats.tables import (
     finish_table,
     label_texts,
     may_name_classes,
-    named_in,
+    names_of_columns,
     omissions_of_table,
     path_leaf,
     plain_column,
@@ -361,7 +361,7 @@ class ArrowFiles:
             used=(*names, *(entry.object for entry in entries if _says_splits(entry.object))),
             left_out=tuple(left for file in files for left in file.left_out),
             is_turned=any(file.is_turned for file in files),
-            named=named_in(files),
+            named=names_of_columns(files),
         )
 
 

@@ -743,11 +743,11 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def _fields(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    for one in schema:
-        if pa.types.is_struct(one.type):
-            yield from ((f"{one.name}.{inner.name}", inner.type) for inner in one.type)
+    for column in schema:
+        if pa.types.is_struct(column.type):
+            yield from ((f"{column.name}.{inner.name}", inner.type) for inner in column.type)
         else:
-            yield one.name, one.type
+            yield column.name, column.type
 
 
 def column_at(table: pa.Table, path: str) -> pa.ChunkedArray:

@@ -56,7 +56,7 @@ from frostline.datasets.formats.tables import (
     finish_table,
     label_texts,
     may_name_classes,
-    named_in,
+    names_of_columns,
     number_lists,
     omissions_of_table,
     path_leaf,
@@ -532,7 +532,7 @@ class Parquet:
             used=tuple(entry.object for entry in found),
             left_out=tuple(left for file in files for left in file.left_out),
             is_turned=any(file.is_turned for file in files),
-            named=named_in(files),
+            named=names_of_columns(files),
         )
 
 

@@ -74,8 +74,8 @@ __all__ = (
     "known_parts",
     "label_texts",
     "may_name_classes",
-    "named_in",
     "named_labels",
+    "names_of_columns",
     "number_lists",
     "omissions_in",
     "omissions_of_table",
@@ -114,7 +114,7 @@ class TableFile(NamedTuple):
     named: Mapping[str, tuple[str, ...]]
 
 
-def named_in(files: Sequence[TableFile]) -> dict[str, tuple[str, ...]]:
+def names_of_columns(files: Sequence[TableFile]) -> dict[str, tuple[str, ...]]:
     """The names that numbers of columns stand for, of columns for which all files that have them say the same."""
     first = {name: names for file in reversed(files) for name, names in file.named.items()}
     return {
