@@ -474,13 +474,13 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
     about = tuple(path for path, kind in beside if is_scalar(kind))
     nested = nested_names(schema)
     lists = {name: features[name].get("names") for name in numbered}
-    named = {name: tuple(map(str, names)) for name, names in lists.items() if isinstance(names, list)}
+    classes = {name: tuple(map(str, names)) for name, names in lists.items() if isinstance(names, list)}
     return ColumnRoles(
         image=leaves[image],
         mask=None if mask is None else leaves[mask],
         label=label,
         other=other,
-        classes=named.get(label or "", ()),
+        classes=classes.get(label or "", ()),
         about=about,
         lists=tuple(path for path, _ in beside if path in nested),
         left=(
@@ -489,7 +489,7 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
             *(path for path, _ in beside if path not in (*about, *nested)),
         ),
         is_turned=_kind(features.get(image)) == "Image",
-        named={column_name(name): names for name, names in named.items() if name in about},
+        named={column_name(name): names for name, names in classes.items() if name in about},
     )
 
 
