@@ -87,7 +87,11 @@ def test_what_lies_beside_the_samples_of_any_format_is_named_and_what_belongs_to
         ("object", "that the format webdataset has no place for", 1, ("odd.jpg",)),
         ("object", "with the suffix .bin, which is not read", 1, ("b.bin",)),
         ("key", "with neither an image nor a sound, but .cls, .xcf", 1, ("a.tar/2",)),
+        ("key", "with a hidden name", 2, ("a.tar/.x", "a.tar/__meta__")),
     ]
+    assert said(Dataset(store.url, format="folders"))[0][1:] == (
+        "that the format folders has no place for, and --format webdataset reads", 1, ("a.tar",)
+    )  # fmt: skip
     store.write("a.tar", tar_of([("1.jpg", IMAGE)]))
     assert [what for what, *_ in said(Dataset(store.url, format="webdataset"))] == ["object"] * 2
 

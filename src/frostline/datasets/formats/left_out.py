@@ -38,6 +38,8 @@ _MAX_NAME = 200
 _LOG = logging.getLogger("frostline")
 # Frostline's own, beside the data.
 _OWN = ".frostline/"
+# Formats whose files are known by their suffix: where another format was taken, they may be what was meant.
+_READ_BY = {".arrow": "arrow", ".parquet": "parquet", ".tar": "webdataset"}
 # The suffix of a name, as formats take it.
 _SUFFIX = r"[^/](?P<suffix>\.[^./]*)$"
 
@@ -173,6 +175,10 @@ def _by_reason(objects: pa.Array, format: str, of_samples: Sequence[str]) -> Ite
         yield from _named("in no class folder", objects, is_beside & is_loose)
         is_beside &= ~is_loose
     is_beside |= is_table  # which another format reads
+    for suffix, other in _READ_BY.items():
+        of_other = is_table & _mask(pc.equal(suffixes, suffix)) & (format != other)
+        yield from _named(f"that the format {format} has no place for, and --format {other} reads", objects, of_other)
+        is_beside &= ~of_other
     yield from _named(f"that the format {format} has no place for", objects, is_beside)
     others = ~is_hidden & ~is_sample & ~is_table
     for suffix in sorted(set(suffixes.filter(pa.array(others)).to_pylist())):
