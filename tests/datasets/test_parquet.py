@@ -34,6 +34,7 @@ from frostline.core.errors import (
     SettingError,
 )
 from frostline.core.events import SampleSkipped
+from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.known import format_named
 from frostline.datasets.formats.parquet import Cell, CellCache, CellReader, Parquet
 from frostline.datasets.formats.ranges import written_out_bytes
@@ -138,6 +139,11 @@ def test_another_column_of_classes_has_its_names_where_it_is_the_label(store, ki
         assert data.samples.labels[:].tolist() == [2, 0, -1, -1]
         assert Dataset(store.url, cache=tmp_path).classes == ("zebra", "ant")
         assert Dataset(store.url, cache=tmp_path).column("fine").to_pylist() == [2, 0, -1, None]
+    for label, classes, is_said in (("fine", data.classes, False), ("label", ("zebra", "ant"), True)):
+        happened = []
+        repack(Dataset(store.url, label=label, cache=tmp_path), tmp_path / label, "parquet", observe=happened.append)
+        assert Dataset(tmp_path / label, cache=tmp_path).classes == classes
+        assert any("of fine a copy has the numbers, and not the names" in str(event) for event in happened) == is_said
     put("b", [0, 1], {name: features[name] for name in ("image", "label")})
     assert Dataset(store.url, label="fine", cache=tmp_path).classes == ("0", "1", "2"), "not all files name them"
     put("b", [0, 4], features)

@@ -313,6 +313,7 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
         etags=samples.versions,
         columns=columns,
         classes=said.classes,
+        named={other: of_other for other, of_other in manifest.named.items() if other != name},
         digest=digest,
         listing=listing,
     )

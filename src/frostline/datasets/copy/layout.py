@@ -481,7 +481,7 @@ def metadata_in(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def say_what_is_left(source: Dataset, observe: Observer, left: Sequence[str] | None = None) -> None:
-    """Tell which metadata columns of a data set stay behind, before something without them is made of it.
+    """Tell which metadata columns of a data set, or names of their values, stay behind, before a copy is made of it.
 
     Args:
         source: data set that has the metadata.
@@ -491,6 +491,12 @@ def say_what_is_left(source: Dataset, observe: Observer, left: Sequence[str] | N
     columns = metadata_in(source.columns) if left is None else tuple(left)
     if columns:
         observe(ColumnsDropped(url=source.url, columns=columns))
+    if named := [name for name in source.manifest.named if name in source.columns and name not in columns]:
+        reason = (
+            f"of {', '.join(named)} a copy has the numbers, and not the names that they stand for: it carries those of "
+            "the label alone, which label= chooses"
+        )
+        observe(SetupWarning(reason=reason))
 
 
 def say_orientation(source: Dataset, side: int | None, observe: Observer) -> None:

@@ -128,9 +128,9 @@ def repack(
     if part_bytes < 1 or workers < 1:
         raise SettingError("a part has at least a byte, and there is at least one worker")
     check_side(shorter_side)
-    if not packer_named(format).keeps_metadata:
-        in_names = {SPLIT} if source.splits_brought else set()
-        say_what_is_left(source, observe, [name for name in metadata_in(source.columns) if name not in in_names])
+    in_names = {SPLIT} if source.splits_brought else set()
+    behind = [name for name in metadata_in(source.columns) if name not in in_names]
+    say_what_is_left(source, observe, () if packer_named(format).keeps_metadata else behind)
     say_orientation(source, shorter_side, observe)
     claim = {"source": source.digest, "format": format, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
