@@ -233,6 +233,7 @@ def test_the_class_names_of_files_that_did_not_change_are_kept(tmp_path):
     cache = tmp_path / "cache"
     first = fl.Dataset(tmp_path / "train", cache=cache)
     assert first.classes == tuple(NAMES)
+    assert first.manifest.left_out == (), "all that it wrote belongs to the data"
     saved(4).save_to_disk(tmp_path / "more")
     (tmp_path / "more" / "data-00000-of-00001.arrow").rename(tmp_path / "train" / "more.arrow")
     both = fl.Dataset(tmp_path / "train", cache=cache)

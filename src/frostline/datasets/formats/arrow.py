@@ -293,12 +293,14 @@ def _body_length(head: bytes) -> int:
     return int(struct.unpack_from("<q", head, table + place)[0]) if place else 0
 
 
-_RULE = "frostline arrow 5"
+_RULE = "frostline arrow 6"
 # Files indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Results of ``map`` that ``datasets`` keeps beside the data: the same samples again, or other ones.
 _LEFT_BEHIND = ("cache-", "tmp", "indices")
 _SPLIT_FOLDERS = "dataset_dict.json"
+# What ``save_to_disk`` writes beside the files, which say all of it themselves.
+_BESIDE = ("dataset_info.json", "state.json")
 
 
 class ArrowFiles:
@@ -358,7 +360,7 @@ class ArrowFiles:
             reading=URLS if are_elsewhere else OBJECTS,
             divided_by_names=is_divided,
             has_named_classes=labels.are_names,
-            used=(*names, *(entry.object for entry in entries if _says_splits(entry.object))),
+            used=(*names, *_about(names, entries)),
             left_out=tuple(left for file in files for left in file.left_out),
             is_turned=any(file.is_turned for file in files),
             named=names_of_columns(files),
@@ -378,6 +380,15 @@ def splits_of_folders(files: Sequence[str], names: Iterable[str]) -> dict[str, s
         inside = ((file, file[len(root) :].partition("/")) for file in files if file.startswith(root))
         found |= {file: folder for file, (folder, slash, _) in inside if slash}
     return found or None
+
+
+def _about(files: Sequence[str], entries: Sequence[Entry]) -> Iterator[str]:
+    """The names of objects that tell of files, or of their folders."""
+    folders = {name.rpartition("/")[0] for name in files}
+    for entry in entries:
+        folder, _, base = entry.object.rpartition("/")
+        if _says_splits(entry.object) or (base in _BESIDE and folder in folders):
+            yield entry.object
 
 
 def _says_splits(name: str) -> bool:
