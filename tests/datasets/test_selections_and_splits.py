@@ -303,7 +303,7 @@ def test_splits_that_cannot_be_read_are_refused_by_name_and_stay(data, tmp_path,
         case "gone":
             path.unlink()
         case _:
-            values = {"no JSON": b"{", "other fields": b'{"schema": 2}', "deep": b"[" * 256}
+            values = {"no JSON": b"{", "other fields": b'{"schema": 3}', "deep": b"[" * 256}
             about.write_bytes(values[damage].ljust(256))
     before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
     for use in (
