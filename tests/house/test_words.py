@@ -36,6 +36,8 @@ def test_only_a_noun_verb_article_or_number_begins_a_description():
     assert [word for word in fragments.split() if not WORDS["is_fragment"](word)] == []
     verbs = "gives,the makes,it is,told lets,time knows,which runs,the counts,what reads,them answers,the names,it"
     assert [words for words in verbs.split() if not WORDS["is_fragment"](*words.split(","))] == []
+    sentences = "there,is there,are too,many this,node"
+    assert [words for words in sentences.split() if WORDS["is_fragment"](*words.split(","))] == []
     nouns = "rows,that reads,under counts,of samples,a passes,over bytes,on runs,of"
     assert [words for words in nouns.split() if WORDS["is_fragment"](*words.split(","))] == []
     assert [word for word in whole.split() if WORDS["is_fragment"](word)] == []
@@ -51,17 +53,21 @@ def test_only_a_verb_or_a_noun_is_a_name_of_a_function():
 def test_finds_fragments_names_parameters_loops_and_banned_words(tmp_path):
     (tmp_path / "odd.py").write_text(
         '"""Odd words."""\n\n\ndef f(values, most_rows, add):\n    """Sum.\n\n    Args:\n'
-        "        values: that are added.\n        most_rows: How many are added.\n        add: adds them.\n"
+        "        values: that are added.\n        most_rows: How many are added.\n        add: adds them.\n\n"
+        "    Returns:\n        By value, their sum\n        to the last digit.\n\n"
+        "    Raises:\n        a.B, ValueError: If they are none.\n        KeyError: There is none.\n"
         '    """\n    return sum(one for one in values)\n\n\n'
         "class A:\n    @property\n    def known(self):\n        return 1\n\n"
         "    def done(self, one):\n        return one\n"
     )
     places, count = WORDS["places"]((tmp_path,))
-    assert count == 3
+    assert count == 6
     assert [why for _, _, why in places] == [
         "the description of values begins with 'that'",
         "the description of most_rows begins with 'How'",
         "the description of add begins with 'adds'",
+        "the description of what is returned begins with 'By'",
+        "the description of a.B, ValueError begins with 'If'",
         "a loop variable is called 'one': call it what it holds",
         "the function done is a bare participle or adjective: a verb or a noun",
         "a parameter is called 'one': call it what it is",

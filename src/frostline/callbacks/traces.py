@@ -197,7 +197,7 @@ class TraceFile(_Trace):
         clock: seconds since 1970.
 
     Raises:
-        SettingError: There is no writing to ``path``.
+        SettingError: The file at ``path`` cannot be written.
     """
 
     def __init__(

@@ -51,9 +51,10 @@ def figures_between(
         sample_bytes: mean size in bytes of a sample as it is stored.
 
     Returns:
-        Nothing where the loop took no sample meanwhile; else ``stall_share``, ``samples_per_s``, ``cache_share``,
-        ``bytes_crossed`` and ``bytes_saved`` after ``frostline/``. ``bytes_saved`` is what all samples would have
-        crossed as they are stored, less what did; it falls below 0 where features are larger than the samples.
+        Figures by name; empty if the loop has taken no sample since the last step. Else ``frostline/`` and one of
+        ``stall_share``, ``samples_per_s``, ``cache_share``, ``bytes_crossed`` and ``bytes_saved``. ``bytes_saved`` is
+        the size of the encoded samples less the bytes that crossed, so it is negative if features are larger than
+        samples.
     """
     samples = now.samples - before.samples
     if not samples or seconds <= 0:

@@ -208,7 +208,7 @@ def _settings(
     """The settings of a job on this data with the run's network.
 
     Raises:
-        SettingError: there is no run in the folder, it has not ended, or its network is another one or runs code.
+        SettingError: The folder has no run, the run has not ended, or its network is another one or runs code.
     """
     config = RunConfig.read(run)
     weights = run / _MODEL

@@ -182,7 +182,7 @@ def server_tls(tls_cert: str | None, tls_key: str | None, tls_client_ca: str | N
     """The files by which a server encrypts, as the options say them; None where it does not.
 
     Raises:
-        SettingError: There is no certificate for them.
+        SettingError: A file for TLS is named, and no certificate.
     """
     if tls_cert is not None:
         return ServerTls(cert=tls_cert, key=tls_key, client_ca=tls_client_ca)

@@ -243,7 +243,7 @@ def _prices(text: str | None) -> "Prices | None":
     """Prices as they are typed.
 
     Raises:
-        SettingError: They are none.
+        SettingError: The text is not two prices and a currency.
     """
     from frostline.control.messages import Prices
 

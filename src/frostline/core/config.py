@@ -129,7 +129,7 @@ def _check_quantile(name: str, value: float) -> None:
     """Make sure that a value is above 0 and at most 1.
 
     Raises:
-        SettingError: It is not.
+        SettingError: The value is outside of that range.
     """
     if not 0 < value <= 1:
         raise SettingError(f"{name} must be above 0 and at most 1, not {value}")
@@ -139,7 +139,7 @@ def _check_whole_eights(name: str, value: int) -> None:
     """Make sure that a number of rows is a multiple of 8.
 
     Raises:
-        SettingError: It is not.
+        SettingError: The number is not such a multiple.
     """
     if value < 8 or value % 8:
         raise SettingError(f"{name} must be a multiple of 8, not {value}")
@@ -152,7 +152,7 @@ def devices_of(device: str) -> tuple[str, ...]:
         device: the device, such as ``cpu``, ``cuda`` or ``cuda:0,cuda:1``.
 
     Raises:
-        SettingError: It names none, one twice, or devices of several kinds.
+        SettingError: The setting names no device, one twice, or devices of several kinds.
     """
     names = device.split(",")
     kinds = {name.partition(":")[0] for name in names}
@@ -295,7 +295,7 @@ def check_different_tokens(holders: Sequence[TokenHolder]) -> None:
     """Make sure that nobody has another's name or token.
 
     Raises:
-        SettingError: Somebody has.
+        SettingError: Two tenants have the same name or token.
     """
     names = [holder.name for holder in holders]
     tokens = [digest for holder in holders for digest, _ in holder.tokens]

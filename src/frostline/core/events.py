@@ -199,7 +199,7 @@ class RowsNotFinite:
     Attributes:
         rows: number of those that came together.
         total: number of all so far, by the count of the process that tells it; equal to ``rows`` for the first.
-        first: first of them, in words: sample, frost line, dtype and engine.
+        first: the first row with Inf or NaN, in words: its sample, frost line, dtype and engine.
     """
 
     rows: int

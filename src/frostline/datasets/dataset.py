@@ -120,7 +120,7 @@ class _KnownNames:
         """The same samples with another preprocessing, as the argument ``transform`` of this class.
 
         Raises:
-            SettingError: it takes no image.
+            SettingError: The transform takes no image.
         """
         same: Dataset = self._with(self.selection.rows)
         same.transform = transform
@@ -410,7 +410,7 @@ class Dataset(_KnownNames, ShownInNotebooks):
 
         Raises:
             IndexError: there is no such row.
-            SettingError: it cannot be read, or does not fit the columns.
+            SettingError: The expression cannot be parsed, or does not fit the columns.
         """
         if isinstance(chosen, str | pc.Expression):
             return self._with(self.selection.where(chosen))
@@ -698,7 +698,7 @@ def dataset_from(data: DatasetLike, near: str | Sequence[str] | None = None, tok
         token: secret that identifies this user to them.
 
     Raises:
-        SettingError: it is none of these, or joined parts are of different data.
+        SettingError: The argument is no data set, path or part of one, or its joined parts are of different data.
     """
     if isinstance(data, str | Path):
         nodes = () if near is None else listing_nodes([near] if isinstance(near, str) else near, str(data))

@@ -282,7 +282,7 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
 
     Raises:
         SettingError: there is no such column.
-        DataError: its values are no labels.
+        DataError: The column's values cannot be labels.
     """
     known = [name for name in manifest.columns.table.column_names if name not in TAKEN]
     name = find_name(known, (label, f"meta_{label}"))

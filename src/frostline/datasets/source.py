@@ -332,7 +332,7 @@ class NodeListing:
             observe: observer that is told how far the node is.
 
         Raises:
-            DataError: what is wrong with the data, as the node found it.
+            DataError: The node found the data to be wrong; the sentence says what.
             Refused: no node serves the data or lists it, or what one sent makes no sense.
             Unavailable: no node answers.
             StoreError: the store failed at the node.

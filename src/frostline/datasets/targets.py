@@ -97,7 +97,7 @@ def checked_targets(targets: Any) -> tuple[Declared | None, bool]:
     """The columns that ``Dataset(targets=)`` names, None where it names none of them; and whether it is a single one.
 
     Raises:
-        SettingError: it is neither the name of a column nor several of them, or names one twice.
+        SettingError: The argument is neither the name of a column nor several of them, or names one twice.
     """
     if targets is None:
         return None, False

@@ -278,7 +278,7 @@ class Job(JobTable, Closing):
             **options: Order, part of the data, ranks and changes, by name: see ``EpochOptions``.
 
         Raises:
-            OrderMismatch: what is to be replayed was recorded of other samples, or in another order.
+            OrderMismatch: The order to replay was recorded of other samples, or in another order.
             SettingError: a figure that makes no sense, or data from another place than the job's, or without masks
                 where they are asked for; or several ranks are to be recorded; or the job's policy trains on the node.
             TypeError: An option is unknown.
@@ -302,8 +302,8 @@ class Job(JobTable, Closing):
             **options: options of the epoch by name, as of ``loader``; ``augment`` is given a ``Batch`` here too.
 
         Raises:
-            OrderMismatch: as ``loader``.
-            SettingError: as ``loader``; or there are no encoded samples to give.
+            OrderMismatch: The order to replay was recorded of other samples, or in another order.
+            SettingError: An argument makes no sense (see ``loader``), or there are no encoded samples to give.
             TypeError: An option is unknown.
         """
         augment = options.pop("augment", None)
@@ -327,7 +327,7 @@ class Job(JobTable, Closing):
             **options: options of every epoch by name, as of ``loader``, without ``epoch``.
 
         Raises:
-            SettingError: as ``loader``; or there is no epoch, or one comes twice.
+            SettingError: An argument makes no sense (see ``loader``), there is no epoch, or one comes twice.
             TypeError: An option is unknown.
         """
         return Epochs(self.loader(batch_size, **options), epochs)

@@ -82,8 +82,8 @@ def owned_rows(
         tensors: tensors of a row as the window hands it out; none where it hands out encoded samples.
 
     Returns:
-        What divides the samples, and the settings with which it does: the order is kept, since rows wait for those
-        before them, and a part of the window's bytes is for them.
+        The object that divides the samples by owner, and the fetch settings for it: rows keep their order, since rows
+        wait for those before them, and part of the window's bytes is reserved for them.
     """
     if not isinstance(transport, OwnsBlocks):
         return None, settings
@@ -341,7 +341,7 @@ class LoaderFactory:
         """A part of the job's data; all of it where none is named.
 
         Raises:
-            SettingError: it is from another place, or of another listing.
+            SettingError: The data is from another place, or of another listing.
         """
         mine = self.data
         data = mine if data is None else data

@@ -199,7 +199,7 @@ def _prepared(
     """The steps of a job, and what they do not say of its transform; None where they say all of it.
 
     Raises:
-        SettingError: There is a model, and they do not; or a transform was given as steps.
+        SettingError: A model is given and the job has no steps; or a transform was given as steps.
     """
     if preprocess is not None and not isinstance(preprocess, Preprocess) and callable(preprocess):
         raise SettingError("preprocess takes steps of frostline.preprocess: give a transform as transform=")
@@ -540,7 +540,7 @@ def loader(
         **options: Options of the epoch, such as ``shuffle=True``; see ``EpochOptions``.
 
     Raises:
-        SettingError: Something makes no sense; see ``offload`` and ``Job.loader``.
+        SettingError: An argument makes no sense; see ``offload`` and ``Job.loader``.
         DataError: The data cannot be listed.
         TypeError: An option is unknown.
     """

@@ -227,7 +227,8 @@ class JobStatistics:
         fetched: samples of the passes in which nothing came from the cache.
         skipped: samples that could not be read, by this process or by its loaders' workers.
         nonfinite: samples for which the frozen layers gave Inf or NaN, counted each time that they came.
-        first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
+        first_nonfinite: the first row with Inf or NaN, in words: its sample, cut, dtype and engine; empty if there is
+            none.
         replans: changes of the plan while the job ran.
         tunings: changes of the windows' bounds that were kept; the last hundred of them.
         nodes: requests of this process, and of its loaders' workers, to each node, and their outcome; empty where there
@@ -375,7 +376,7 @@ class StatisticsCollector:
 
         Args:
             rows: number of them.
-            first: first of them, in words.
+            first: the first such row, in words.
         """
         found = RowsNotFinite(rows=rows, total=rows, first=first)
         with self._lock:

@@ -114,7 +114,7 @@ def make_replay(data: Dataset, order: EpochOrder, recorded: RecordedOrder) -> Re
     """What happened, once more.
 
     Raises:
-        OrderMismatch: it was recorded of other samples, or in another order.
+        OrderMismatch: The order was recorded of other samples, or in another order.
     """
     if recorded.state.manifest != data.digest:
         raise OrderMismatch(f"this order was recorded of other samples than these of {data.url}")
@@ -224,7 +224,7 @@ class Ranks:
         """The ranks of a process group, by default the default one, whose time-out bounds how long they wait.
 
         Raises:
-            SettingError: this process is not in it.
+            SettingError: This process is not in the group.
         """
         from torch import distributed as dist
 
@@ -260,7 +260,7 @@ class Ranks:
         """Check that all ranks are about to read from the same state of the order; each must call it equally often.
 
         Raises:
-            OrderMismatch: they are not; the sentence says what differs, and at which ranks.
+            OrderMismatch: The ranks differ; the sentence says in what, and which ranks.
             Unavailable: a rank did not say it.
         """
         if self.are_several and self.gather is not None:
@@ -412,7 +412,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """What ``Job.loader`` is given, by name, its whole numbers as Python's own, which states can hold.
 
     Raises:
-        SettingError: something is of another type, or ``drop_last`` and ``last`` say different things.
+        SettingError: An option is of a wrong type, or ``drop_last`` and ``last`` contradict each other.
     """
     if not isinstance(options.get("data"), Dataset | Mixture | str | NoneType):
         options = {**options, "data": dataset_from(options["data"])}

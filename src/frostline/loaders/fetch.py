@@ -207,7 +207,8 @@ class Fetcher:
         """Have the node make the engine ready that a request names; ``Transport.profile`` says what may be raised.
 
         Returns:
-            Whether it is; where it cannot be used at this cut, the reference can, from now on.
+            True if the engine is ready. False if it cannot be used at this cut, so that the reference engine has to be
+            used from now on.
         """
         few = request.samples.take(np.arange(min(_TRIED, len(request.samples))))
         tried = self.tried or replace(request, samples=few)
@@ -445,7 +446,7 @@ class RetryPolicy:
         """What ``ask`` gives, which is called until a node is not full.
 
         Raises:
-            NodeUnreachable: It was full for ``retry_for_s``, or would be before it wants to be asked again.
+            NodeUnreachable: The node was full for ``retry_for_s`` seconds, or asks to wait for longer than that.
         """
         failures, since = 0, 0.0
         while True:

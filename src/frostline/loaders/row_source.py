@@ -89,7 +89,7 @@ def blocks_of(
         sharing: number of processes that share the epoch.
 
     Raises:
-        SettingError: what is mixed does not fit.
+        SettingError: The data sets to mix do not fit each other.
     """
     if not isinstance(transport, ReadsBlocks):
         return None

@@ -104,7 +104,7 @@ class SampleMap:
         """The map of a function, which says by its arguments whether it takes a generator.
 
         Raises:
-            SettingError: it cannot be called with a sample.
+            SettingError: The function cannot be called with a sample.
         """
         return cls(function=function, takes_rng=_takes_rng(function), view=view)
 
@@ -154,7 +154,8 @@ def require_portable(name: str, function: object) -> None:
         function: the function; None where none was given.
 
     Raises:
-        SettingError: It cannot be pickled; or it is defined in a notebook, and the process is spawned without that.
+        SettingError: The function cannot be pickled; or it is defined in a notebook, and the process is spawned without
+            that.
     """
     try:
         body, why = pickle.dumps(function), None
@@ -194,7 +195,7 @@ class RestOfTransform:
         """What is left of a transform, and a function of the user's own behind it.
 
         Raises:
-            SettingError: that function cannot be called with a sample.
+            SettingError: The function cannot be called with a sample.
         """
         takes_rng = then is not None and _takes_rng(then)
         return cls(declared=declared, then=then, takes_rng=takes_rng, is_turned=is_turned)
@@ -203,7 +204,7 @@ class RestOfTransform:
         """The sample with what the transform gives of it.
 
         Raises:
-            SampleError: its image cannot be decoded.
+            SampleError: The sample's image cannot be decoded.
             SettingError: the transform gives no tensor.
         """
         image = self._begun(sample.features)
@@ -296,7 +297,7 @@ def join_targets(targets: Sequence[Any], before: Any, ids: Sequence[int]) -> Any
         ids: ids of the samples.
 
     Raises:
-        SettingError: they do not go together.
+        SettingError: The samples' targets differ in shape or type.
     """
     first = targets[0]
     if isinstance(first, dict):
@@ -339,7 +340,7 @@ def declared_targets(data: Dataset, targets: bool | None) -> TargetColumns | Non
 
     Raises:
         DataError: a column's values cannot be targets, or samples have none where they must.
-        SettingError: there is no such column; or targets are asked for, and it was declared that there are none.
+        SettingError: A target names no column; or targets are asked for, though the data set was declared to have none.
     """
     found = None if targets is False else data.target_columns
     if targets and data.declares_targets and found is None:

@@ -479,7 +479,7 @@ class Loader(Skippable, IterableDataset[Batch]):
         """Several epochs like this one, such as ``range(10)``: each asked for while the one before it ends.
 
         Raises:
-            SettingError: no epoch is named, or one is named twice.
+            SettingError: No epoch is named, or one is named twice.
         """
         return Epochs(self, numbers)
 
@@ -519,7 +519,7 @@ class Loader(Skippable, IterableDataset[Batch]):
         """The order in which the samples of the last iteration were handed out, for ``replay``.
 
         Raises:
-            SettingError: as there; or workers make the latest pass.
+            SettingError: The order was not recorded, several ranks shared the epoch, or workers make the latest pass.
         """
         self._require_here("recorded order")
         return self.arrays.recorded_order()

@@ -145,7 +145,7 @@ def unfreeze(model: nn.Module, layers: Sequence[str], *, input_shape: AnyInputs 
         input_shape: shape of one sample, as for ``freeze``.
 
     Returns:
-        Those of their parameters that were frozen until now.
+        Parameters of these layers that were frozen until now.
 
     Raises:
         UnknownLayer: There is no such module.
@@ -239,7 +239,7 @@ def _run_on_zeros(model: nn.Module, inputs: AnyInputs) -> None:
     """Run the network in eval mode on one sample of zeros.
 
     Raises:
-        ModelError: It does not run on such a sample.
+        ModelError: The network does not run on such a sample.
     """
     specs = input_specs(inputs)
     parameter = next(model.parameters(), None)

@@ -378,7 +378,7 @@ class RequestOpener:
         """Open block reads of a data set's samples; see ``BlockReadRegistry.open``.
 
         Raises:
-            BadRequest: if it does not lie under a root of this node that the account may read.
+            BadRequest: The data set does not lie under a root of this node that the account may read.
         """
         store = self.stores.store(data, account.settings.roots, reading=reading)
         lane = self._waiters.lane(account.name)
@@ -390,8 +390,8 @@ class RequestOpener:
         """The preprocessing with what it needs: the tokenizer for texts, which came with the request's prefix.
 
         Raises:
-            BadRequest: if the request names no prefix, or one with another tokenizer.
-            OverBudget: if this node cannot tokenize, or decode sounds.
+            BadRequest: The request names no prefix, or one with another tokenizer.
+            OverBudget: This node cannot tokenize, or decode sounds.
             Refused: see ``Prefixes.pin``.
         """
         if (
@@ -432,7 +432,7 @@ class RequestOpener:
         Samples that came with the request are in ``sent``.
 
         Raises:
-            BadRequest: if they do not lie under a root of this node that the account may read.
+            BadRequest: The samples do not lie under a root of this node that the account may read.
         """
         store = self.store(request, preprocess, account) if sent is None else sent
         decoding = SharedDecoder(
@@ -468,7 +468,7 @@ class RequestOpener:
         """The request's prefix with an engine, which stay resident until ``held`` is closed; None if it names none.
 
         Raises:
-            BadRequest: if the shape of the preprocessed samples is not the input shape of the prefix.
+            BadRequest: The shape of the preprocessed samples is not the input shape of the prefix.
             Refused: see ``Prefixes.pin``.
         """
         if request.prefix is None:
@@ -501,7 +501,7 @@ class RequestOpener:
         """The store of the request's samples.
 
         Raises:
-            BadRequest: if they do not lie under a root of this node that the account may read.
+            BadRequest: The samples do not lie under a root of this node that the account may read.
         """
         return self.stores.store(
             request.data,

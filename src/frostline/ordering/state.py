@@ -123,7 +123,7 @@ class OrderState:
             own: the place where the loader stands, whatever its epoch and position.
 
         Raises:
-            OrderMismatch: its samples or their order are others.
+            OrderMismatch: The state is of other samples or of another order.
         """
         if self.manifest != own.manifest:
             raise OrderMismatch(

@@ -107,7 +107,7 @@ class InFlight:
         """Take rows that an attempt brought; those that another attempt brought before are left.
 
         Returns:
-            How many were left.
+            Number of rows that were new.
 
         Raises:
             Refused: the answer has other rows than were asked for.
@@ -199,8 +199,8 @@ def delay_s(
         jitter: random part of each wait, from 0, for none, to 1.
 
     Raises:
-        NodeUnreachable: it has been failing for ``retry_for_s``, or would be before the node wants to be
-            asked again.
+        NodeUnreachable: The request has failed for ``retry_for_s`` seconds, or the node asks to wait for longer than
+            that.
         StoreUnavailable: the same, where it is the store that does not answer.
     """
     left_s = failing.since + retry_for_s - now
@@ -441,7 +441,8 @@ class Window:
         """The answer ended. One that ended before its last row counts as failed.
 
         Raises:
-            NodeUnreachable: as ``fail`` does.
+            NodeUnreachable: The request has failed for ``retry_for_s`` seconds, or the node asks to wait for longer
+                than that.
         """
         flight = self._flights.get(ask.number)
         if flight is None:
@@ -462,8 +463,7 @@ class Window:
         """The request broke. What arrived stays; the rest is asked for again later.
 
         Returns:
-            When it is made again; None where nothing was missing any more, another attempt is under way, or this one
-            had been given up.
+            Time of the next attempt; None if no row is missing, another attempt is under way, or this one was given up.
 
         Raises:
             NodeUnreachable: the request's samples have been failing for ``retry_for_s``, or would be before

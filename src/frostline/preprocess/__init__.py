@@ -159,8 +159,8 @@ def named_inputs(**parts: Preprocess) -> Preprocess:
             of the argument for its token ids; the second of its ``names`` takes the attention mask.
 
     Raises:
-        SettingError: There are fewer than two parts or more than eight, two have one name, texts have several
-            tokenizers, or a part is none.
+        SettingError: An argument is no preprocessing, there are fewer than two parts or more than eight, two have one
+            name, or texts have several tokenizers.
     """
     for name, part in parts.items():
         check_type(name, part, Preprocess)

@@ -170,7 +170,7 @@ class FolderStore:
         """Be the only writer that asks to be, and remove what killed ones had begun to write in these folders.
 
         Raises:
-            DataError: another process is at it.
+            DataError: Another process is writing there.
             AccessDenied: the folder takes no writes.
         """
         lock = self._path / ".frostline" / "lock"
@@ -190,7 +190,7 @@ class FolderStore:
 
         Raises:
             BadRequest: the name leaves the root or cannot be a name.
-            ObjectNotFound: no such object.
+            ObjectNotFound: There is no such object.
             AccessDenied: the folder belongs to another user.
         """
         with _translated(object):
@@ -532,7 +532,7 @@ class SingleFile(FolderStore):
         """Refuse, so that nothing is put beside a file that was named alone.
 
         Raises:
-            AccessDenied: always.
+            AccessDenied: Every call raises it.
         """
         raise _refused(self.url)
 
@@ -621,7 +621,7 @@ class FileOrFolder:
         """See ``Writable.write``.
 
         Raises:
-            AccessDenied: it is an object, beside which nothing is put.
+            AccessDenied: The folder's place is taken by an object.
         """
         if self._found() is not None:
             raise _refused(self.url)

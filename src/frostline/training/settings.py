@@ -441,7 +441,7 @@ def describe_parts(data: Dataset, names: Sequence[str], said: str | None, *, loo
         looks: read the first sample; False where the network's library knows what it takes.
 
     Raises:
-        SettingError: it says something of another input, or makes no sense.
+        SettingError: The text names an unknown input, or makes no sense.
         StoreError: the store failed.
     """
     asked = by_input(said, "--samples")

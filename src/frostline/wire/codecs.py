@@ -340,7 +340,7 @@ class Codec:
         """The codec of that name.
 
         Raises:
-            SettingError: There is none; the message has the nearest ones.
+            SettingError: No codec has that name; the message has the nearest ones.
         """
         try:
             return _BY_NAME[name]

@@ -233,7 +233,7 @@ def ingest(
             destination.
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more images were unreadable than allowed.
-        DataError: none of them can be read, an object came back otherwise than it was written, or another process is
+        DataError: No sample can be read, an object's bytes differ from those that were written, or another process is
             making a format at the same place.
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.

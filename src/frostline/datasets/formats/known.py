@@ -92,7 +92,7 @@ def check_inputs(format: str | None, preprocess: Preprocess) -> None:
         preprocess: the steps from encoded bytes to the network's inputs.
 
     Raises:
-        SettingError: it makes them of others.
+        SettingError: The preprocessing makes its inputs of other parts.
     """
     names = part_names(format)
     if preprocess.part_names == names:

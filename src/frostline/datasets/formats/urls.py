@@ -323,7 +323,7 @@ class _PathFinder:
         """The canonical URLs that a name or a path in a file may mean: one where that is clear.
 
         Raises:
-            DataError: it is none that can be read.
+            DataError: The name is no URL that can be read.
         """
         if _is_whole(written):
             return [_canonical(written, self._folder, file)]
@@ -405,7 +405,7 @@ def locate_rows(
         before: table made of an earlier listing.
 
     Raises:
-        DataError: not one of the objects elsewhere is there.
+        DataError: No object elsewhere exists.
         StoreError: a store failed.
     """
     says_paths = any(_paths(file.table, name) for file in files for name in (IMAGE_PATH, MASK_PATH))

@@ -200,7 +200,7 @@ class CqlSession:
     Raises:
         SettingError: there is no password, or certificates cannot be used.
         DataNotFound: the table does not exist.
-        DataError: its columns cannot be used.
+        DataError: The table's columns cannot be used.
 
     What the driver raises comes out as it is.
     """

@@ -103,7 +103,8 @@ class Report:
         nodes: requests to each of several nodes, and their outcome.
         skipped: samples that could not be read.
         nonfinite: samples for which the frozen layers gave Inf or NaN, counted each time that they came.
-        first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
+        first_nonfinite: the first row with Inf or NaN, in words: its sample, cut, dtype and engine; empty if there is
+            none.
         interrupted: True if the user stopped the run.
         resumed_steps: steps that were taken before the run went on in this process; 0 where it began here. Seconds,
             bytes, samples by way and stages are those of this process.
