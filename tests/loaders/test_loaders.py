@@ -238,7 +238,7 @@ def test_refuses_an_invalid_state(job_of_arguments, state):
         ({"settings": {}}, "settings takes LoaderSettings or None, not dict"),
         ({"node": 3}, "node takes NodeSettings or None, not 3"),
         ({"preprocess": 224}, "preprocess takes Preprocess or None, not 224"),
-        ({"data": 3}, "data takes Dataset, not 3"),
+        ({"data": 3}, "data takes a Dataset, a path or a URL, not 3"),
     ],
 )
 def test_a_job_of_something_else_is_refused(job_of_arguments, options, said):

@@ -19,7 +19,8 @@ from frostline.control.settings import NO_CONTROL
 from frostline.core import FLOAT32
 from frostline.core.audit import AuditLog, audit_file
 from frostline.core.config import CHANGED, LoaderSettings, NodeSettings, ServerTls, default_node_memory_bytes
-from frostline.core.errors import DataNotFound, SettingError, synonym
+from frostline.core.errors import DataNotFound, SettingError
+from frostline.core.hints import synonym
 from frostline.planning import POLICIES
 from frostline.stores.urls import parse_url
 from frostline.training.settings import JobSettings

@@ -19,7 +19,8 @@ from typing import Any, get_args
 
 from platformdirs import user_cache_path
 
-from frostline.core.errors import SettingError, suggest_names
+from frostline.core.errors import SettingError
+from frostline.core.hints import suggest_names
 from frostline.core.system import usable_cores, usable_memory_bytes
 
 __all__ = (
@@ -71,8 +72,13 @@ def check_type(name: str, value: object, *kinds: type) -> None:
         SettingError: the value is of another type.
     """
     if not any(_is(value, kind) for kind in kinds):
-        came = repr(value) if isinstance(value, _SHOWN) else type(value).__name__
-        raise SettingError(f"{name} takes {' or '.join(_WORDS.get(kind, kind.__name__) for kind in kinds)}, not {came}")
+        takes = " or ".join(_WORDS.get(kind, kind.__name__) for kind in kinds)
+        raise SettingError(f"{name} takes {takes}, not {describe_value(value)}")
+
+
+def describe_value(value: object) -> str:
+    """A value in the sentence that refuses it: numbers and texts as they are written, all else by its type."""
+    return repr(value) if isinstance(value, _SHOWN) else type(value).__name__
 
 
 def check_arguments(given: Mapping[str, Any], taken: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from typing import (
     is_typeddict,
 )
 
-from frostline.core.errors import BadRequest, SettingError, suggest_names
+from frostline.core.errors import BadRequest, SettingError
+from frostline.core.hints import suggest_names
 
 __all__ = (
     "Amount",

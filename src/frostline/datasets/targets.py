@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.core.errors import DataError, SettingError, suggest_names
+from frostline.core.errors import DataError, SettingError
+from frostline.core.hints import suggest_names
 from frostline.datasets.formats.base import TARGET_COLUMNS, ManifestColumns, SelectedRows
 from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, find_name, no_class
 from frostline.datasets.selection import values_of

@@ -12,8 +12,9 @@ import numpy as np
 from frostline.cache import Scope
 from frostline.core import REFERENCE, Cut, Route, Samples, TensorSpec
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import NetworkChanged, SettingError, add_hints
+from frostline.core.errors import NetworkChanged, SettingError
 from frostline.core.events import SetupWarning
+from frostline.core.hints import Hinting, add_hints
 from frostline.core.nouns import Closing
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import steps_left_of
@@ -77,7 +78,7 @@ class JobParts:
     here: Callable[[], str] = lambda: REFERENCE
 
 
-class Job(JobTable, Closing):
+class Job(JobTable, Hinting, Closing):
     """Features of a data set for a training loop; made by ``offload``.
 
     Use it as a context manager, or call ``close``.
@@ -254,8 +255,7 @@ class Job(JobTable, Closing):
         """
         if self._made_anew is None or self._head is None:
             raise SettingError("this job has no network to freeze anew: offload was called without a model")
-        if self._fetcher.closed.is_set():
-            raise SettingError("this job is closed: make another one with offload")
+        self._fetcher.require_open()
         from frostline.models.changes import require_whole, take_over
 
         require_whole(self._head)
@@ -341,9 +341,10 @@ class Job(JobTable, Closing):
         Raises:
             NetworkChanged: The network is another one than the job's features are of.
         """
-        self._require_unchanged()()
+        self._begin_pass()()
         return RowReader(worker_setup=self._worker_setup, shares=self._router.fixed_shares, batch_size=batch_size)
 
+    @add_hints
     def train(
         self,
         recipe: Recipe,
@@ -494,13 +495,11 @@ class Job(JobTable, Closing):
             options |= self._transformed(self._transform, options)
         if options.get("map") is not None:
             options["map"] = PicklableFunction(function=options["map"])
-        make = partial(self._unguarded, batch_size, options)
-        if self._watch is None:
-            return make()
+        self._fetcher.require_open()
         guard = _PassGuard(
             generations=lambda: self._generation,
-            unguarded=make,
-            begin=self._require_unchanged,
+            unguarded=partial(self._unguarded, batch_size, options),
+            begin=self._begin_pass,
             end=lambda: None if self._watch is None else self._watch.end(),
         )
         return guard.make()
@@ -524,6 +523,10 @@ class Job(JobTable, Closing):
     def _unguarded(self, batch_size: int, options: Mapping[str, Any]) -> ArrayLoader:
         arrays = self._maker.arrays(batch_size, **options)
         return arrays.set_maker(JobLoaderSpec.of(self._worker_setup, self._router.fixed_shares, batch_size, options))
+
+    def _begin_pass(self) -> Callable[[], None]:
+        self._fetcher.require_open()  # what is kept would be handed out all the same
+        return self._require_unchanged()
 
     def _require_unchanged(self) -> Callable[[], None]:
         if self._watch is None:

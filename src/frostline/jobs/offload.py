@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from frostline.cache import FeatureStore, Scope
 from frostline.core import EXACT, FLOAT32, REFERENCE, FeatureBatch, Route, read_as
 from frostline.core.config import LoaderSettings, NodeSettings, check_type
-from frostline.core.errors import EngineNotReady, SettingError, add_hints
+from frostline.core.errors import EngineNotReady, SettingError
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
+from frostline.core.hints import add_hints
 from frostline.core.system import collector_rests, usable_cores
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import DatasetLike, dataset_from, steps_left_of

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from frostline.core import TensorSpec, View
 from frostline.core.errors import OrderMismatch, SettingError
 from frostline.core.events import BatchDelivered, EpochFinished, EpochStarted
+from frostline.core.hints import Hinting
 from frostline.datasets.targets import TargetColumns
 from frostline.loaders.arguments import ALONE, DatasetView, Ranks
 from frostline.loaders.batches import Arrivals, BatchFiller, FilledBatch
@@ -220,7 +221,7 @@ class _Handed:
         self.positions: list[npt.NDArray[np.int64]] = []
 
 
-class ArrayLoader:
+class ArrayLoader(Hinting):
     """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
 
     Leaving a pass early cancels what it had asked for. It is for one thread at a time. Where several passes are under

@@ -175,14 +175,25 @@ class Fetcher:
         """Rows of these samples at the frost line, as they arrive; encoded ones stay so where it does not decode."""
         return RowStream(self, samples, route, view, decodes=decodes)
 
+    def require_open(self) -> None:
+        """Do nothing unless the job is closed.
+
+        Raises:
+            SettingError: The job is closed.
+        """
+        if self.closed.is_set():
+            raise SettingError(
+                "this job is closed: take its batches before job.close() or inside its with block, or make another job "
+                "with offload"
+            )
+
     def request(self, samples: Samples, route: Route, view: View | None) -> FeatureRequest:
         """The message that asks for them.
 
         Raises:
-            SettingError: the job is closed.
+            SettingError: The job is closed.
         """
-        if self.closed.is_set():
-            raise SettingError("this job is closed: take its batches before that, or make another one")
+        self.require_open()
         return FeatureRequest(
             data=self.url,
             reading=self.reading,

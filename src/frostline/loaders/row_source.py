@@ -24,8 +24,9 @@ import numpy.typing as npt
 from frostline.cache import TieredCache
 from frostline.core import SampleTable, TensorSpec
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import SettingError, hint_for
+from frostline.core.errors import SettingError
 from frostline.core.events import Observer
+from frostline.core.hints import hint_for
 from frostline.core.nouns import widen_bfloat16
 from frostline.core.system import in_background, usable_cores
 from frostline.datasets import Dataset
@@ -204,7 +205,7 @@ class MixedArrays:
 
 # Names by which other libraries hand out what a batch holds.
 _PIXELS = ("images", "image", "pixel_values", "pixels")
-_FIELDS = {"inputs": "features", "label": "labels", "target": "targets", "x": "features"}
+_FIELDS = {"inputs": "features", "label": "labels", "target": "targets", "x": "features", "y": "labels"}
 
 
 class Unpackable:
@@ -265,7 +266,7 @@ class Unpackable:
                 return getattr(self, _FIELDS[name])
             if name in _PIXELS:
                 return self._pixels(name)
-            hint = "" if name[:1] == "_" else hint_for(name, _HELD) or f"; it has {', '.join(_HELD)}"
+            hint = "" if name[:1] == "_" else hint_for(name, _HELD, "batch") or f"; it has {', '.join(_HELD)}"
             raise AttributeError(f"a batch has no {name!r}{hint}")
 
 

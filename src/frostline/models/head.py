@@ -151,6 +151,8 @@ class Head(StandIn, ABC):
         """
         if others:
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
+        if len(features) == 1 and hasattr(features[0], "features"):
+            raise ModelError("the head was called with a batch: write job.head(batch.features)")
         given = [tensor for item in features for tensor in ((item,) if isinstance(item, torch.Tensor) else item)]
         return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run_as_it_is(given)
 

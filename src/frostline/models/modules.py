@@ -695,8 +695,13 @@ class FeaturesGuard:
         """See ``nn.Module.register_forward_pre_hook``.
 
         Raises:
-            ModelError: The only input has the shape of a batch of features.
+            ModelError: The only input is a batch, or has the shape of a batch of features.
         """
+        if len(inputs) == 1 and isinstance(getattr(inputs[0], "features", None), torch.Tensor):
+            raise ModelError(
+                "the whole network was called with a batch, of which its frozen layers are computed already: write "
+                "job.head(batch.features) in the loop, in place of model(batch)"
+            )
         if len(inputs) == 1 and isinstance(inputs[0], torch.Tensor) and tuple(inputs[0].shape[1:]) == self._features:
             raise ModelError(
                 f"the whole network was called with features {list(inputs[0].shape)}, of which its frozen layers are "

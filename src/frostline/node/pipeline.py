@@ -397,7 +397,11 @@ class Stores:
         roots = self.allowed_roots(allowed)
         if "://" not in data or not self._is_open(url, roots):
             served = ", ".join(roots) or "no roots that you may read"
-            raise BadRequest(f"this node does not serve {data[:200]}; it serves {served}")
+            added = "serve --data-root" if allowed is None else "the tenant's roots"
+            raise BadRequest(
+                f"this node does not serve {data[:200]}; it serves {served}: name data below these, or have its operator "
+                f"add more by {added}"
+            )
         return url, tuple(dict.fromkeys(root for root in (*roots, *self._roots) if self._is_open(root, roots)))
 
     def _is_open(self, url: str, roots: tuple[str, ...]) -> bool:

@@ -160,7 +160,10 @@ def _file(path: Path) -> bytes:
             raise SettingError(f"tokenizer: {path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB")
         return path.read_bytes()
     except OSError as error:
-        raise SettingError(f"tokenizer: {path} cannot be read: {error.strerror}") from error
+        raise SettingError(
+            f"tokenizer: {path} cannot be read: {error.strerror}; give the path of a tokenizer.json, or a tokenizer, "
+            "as of transformers.AutoTokenizer.from_pretrained(name)"
+        ) from error
 
 
 def _parsed(content: bytes) -> Any:

@@ -232,7 +232,12 @@ class FolderStore:
         if self._path.is_file():
             raise DataNotFound(_no_folder(self._path))
         if not self._path.is_dir():
-            raise DataNotFound(f"there is no folder {self._path}")
+            hint = (
+                ": name a folder without wildcards, and all that lies below it is read"
+                if "*" in str(self._path)
+                else ""
+            )
+            raise DataNotFound(f"there is no folder {self._path}{hint}")
 
 
 def _no_folder(path: Path) -> str:

@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, suggest_names
+from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMismatch
 from frostline.core.events import Event, Observer, WeightsLoaded
 from frostline.core.files import require_regular
+from frostline.core.hints import suggest_names
 from frostline.models.freezing import classifier_of, used_parameters
 from frostline.models.modules import AnyInputs
 from frostline.preprocess import (

@@ -20,8 +20,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMissing, suggest_names
+from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMissing
 from frostline.core.events import Observer, PhaseStarted
+from frostline.core.hints import suggest_names
 from frostline.core.units import in_bytes
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet, text
 from frostline.preprocess.tokens import TextTokenizer

@@ -22,8 +22,9 @@ from frostline.core import Cut
 from frostline.core.errors import FrostlineError, ModelError, SettingError, Unavailable
 from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWarning, SplitsChosen
 from frostline.datasets import Dataset
-from frostline.datasets.dataset import few_of_a_class, split_in_two
+from frostline.datasets.dataset import split_in_two
 from frostline.datasets.formats.labels import scoring_splits, training_split
+from frostline.datasets.selection import few_of_a_class
 from frostline.jobs import Job
 from frostline.jobs.statistics import JobStatistics
 from frostline.loaders import Batch, Loader
