@@ -474,7 +474,7 @@ def test_extract_refuses_a_file_that_it_cannot_write_before_it_lists_the_data(ca
         ),
         (
             ("train", "--data", "{folder}", "--model", "x:y"),
-            "option '--until'. Last frozen module, such as layer3",
+            "option '--until'. Write --until LAYER: last frozen module, such as layer3",
         ),
     ],
 )

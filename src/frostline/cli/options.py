@@ -332,7 +332,9 @@ class VerbCommand(click.Command):
         except click.MissingParameter as error:
             if error.param is None:
                 raise
-            says = str(getattr(_shortened(error.param), "help", None) or "")
+            help = str(getattr(_shortened(error.param), "help", None) or "")
+            value = error.param.make_metavar(ctx)
+            says = f"Write {error.param.opts[0]} {value}: {help[:1].lower()}{help[1:]}" if help else ""
             if error.param.name == "data" and given and not given[0].startswith("-"):
                 says = f"Write --data {given[0]}."
             raise click.MissingParameter(says, ctx=error.ctx, param=error.param) from error

@@ -617,7 +617,8 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             raise SettingError(f"{name!r} is no split but a column: write data.column({name!r})")
         if name in self.classes:
             raise SettingError(f'{name!r} is no split but a class: write data.select("label == {name!r}")')
-        known = f"only {', '.join(names)}" if names else "nor any: save_splits or frostline index --split makes them"
+        made = "and no other: frostline index --split train=0.8,val=0.2 makes them, as Dataset.save_splits does"
+        known = f"only {', '.join(names)}" if names else made
         raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
 
 

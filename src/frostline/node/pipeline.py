@@ -399,8 +399,8 @@ class Stores:
             served = ", ".join(roots) or "no roots that you may read"
             added = "serve --data-root" if allowed is None else "the tenant's roots"
             raise BadRequest(
-                f"this node does not serve {data[:200]}; it serves {served}: name data below these, or have its operator "
-                f"add more by {added}"
+                f"this node does not serve {data[:200]}; it serves {served}: name data below these, or have its "
+                f"operator add more by {added}"
             )
         return url, tuple(dict.fromkeys(root for root in (*roots, *self._roots) if self._is_open(root, roots)))
 

@@ -296,7 +296,10 @@ class UrlLists:
 
 def _check_any_is_there(urls: Sequence[str], found: Mapping[str, Entry]) -> None:
     if not any(url in found for url in urls):
-        raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
+        others = f", and so are all {len(urls) - 1} others" if len(urls) > 1 else ""
+        raise DataError(
+            f"{urls[0]} is listed and missing{others}: mend the list, or put it beside the files that it names"
+        )
 
 
 def _with_sizes(table: pa.Table, found: Mapping[str, Entry]) -> pa.Table:
