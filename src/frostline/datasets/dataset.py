@@ -457,7 +457,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             if empty and len(self):
                 raise DataError(f"the part {empty[0]!r} would be empty: give it a larger share, or split fewer ways")
             return found
-        if not (isinstance(shares, int | float) and 0 <= shares < 1):
+        if isinstance(shares, Sequence) or not 0 <= shares < 1:
             raise SettingError(
                 f"shares is the share to hold out, from 0 to below 1, not {shares}: write data.split(0.2), or "
                 'data.split({"train": 0.8, "test": 0.2})'
@@ -515,14 +515,12 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         return self.selection.whole.splits
 
     @overload
-    def __getitem__(self, name: str | slice | list[int] | npt.NDArray[Any]) -> "Dataset": ...
+    def __getitem__(self, name: str | slice | list[int]) -> "Dataset": ...
 
     @overload
     def __getitem__(self, name: SupportsIndex) -> tuple[Any, Any]: ...
 
-    def __getitem__(
-        self, name: str | slice | list[int] | npt.NDArray[Any] | SupportsIndex
-    ) -> "Dataset | tuple[Any, Any]":
+    def __getitem__(self, name: str | slice | list[int] | SupportsIndex) -> "Dataset | tuple[Any, Any]":
         """A split by its name, a subset by a slice or rows, or one sample by its row.
 
         A split of a subset has the samples that are in both; a saved split takes precedence over one that the data
@@ -541,7 +539,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             return self._split(name, self._named.load())
         if isinstance(name, slice):
             return self.take(np.arange(*name.indices(len(self)), dtype=np.int64))
-        if isinstance(name, list | np.ndarray) and np.ndim(name):
+        if isinstance(name, list) or (isinstance(name, np.ndarray) and name.ndim):
             return self.take(name)
         return self.__getitems__([name])[0]
 

@@ -24,6 +24,7 @@ __all__ = (
     "EpochOrder",
     "Order",
     "RowIndices",
+    "SeededOrder",
     "Weighted",
     "Weights",
     "check_epoch",
@@ -232,20 +233,18 @@ class EpochOrder(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The order of one epoch, a pure function of (seed, epoch, position); see ``permutation.permute``.
+class SeededOrder:
+    """The part that all seeded orders of an epoch have: how many samples it has, and what they are drawn by.
 
     Attributes:
-        size: samples in the epoch, 0 to 2^62.
-        seed: 0 to 2^63 - 1.
-        epoch: 0 to 2^63 - 1.
-        shuffle: False leaves the samples in the order of the manifest.
+        size: number of samples in the epoch, 0 to 2^62.
+        seed: number from 0 to 2^63 - 1.
+        epoch: number from 0 to 2^63 - 1.
     """
 
     size: int
     seed: int
     epoch: int
-    shuffle: bool = True
 
     def __post_init__(self) -> None:
         check_epoch(self.size, self.seed, self.epoch)
@@ -253,14 +252,25 @@ class Order:
     def __len__(self) -> int:
         return self.size
 
+    def in_epoch(self, epoch: int) -> Self:
+        """See ``EpochOrder.in_epoch``."""
+        return replace(self, epoch=epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order(SeededOrder):
+    """The order of one epoch, a pure function of (seed, epoch, position); see ``permutation.permute``.
+
+    Attributes:
+        shuffle: False leaves the samples in the order of the manifest.
+    """
+
+    shuffle: bool = True
+
     @property
     def name(self) -> str:
         """See ``EpochOrder.name``."""
         return "shuffled" if self.shuffle else "listed"
-
-    def in_epoch(self, epoch: int) -> Self:
-        """See ``EpochOrder.in_epoch``."""
-        return replace(self, epoch=epoch)
 
     def at(self, positions: _Rows) -> _Rows:
         """See ``EpochOrder.at``."""
@@ -340,7 +350,7 @@ class BlockShuffle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockOrder:
+class BlockOrder(SeededOrder):
     """An ``EpochOrder`` that draws blocks of neighbours, and then the samples of some blocks at a time.
 
     The listing is a ring, cut into blocks at another place each epoch, so that a sample has other neighbours. What
@@ -350,31 +360,15 @@ class BlockOrder:
     not wait for a whole group. The order is part of the format: it never changes between versions.
 
     Attributes:
-        size: samples in the epoch, 0 to 2^62.
-        seed: 0 to 2^63 - 1.
-        epoch: 0 to 2^63 - 1.
         blocks: number of neighbours that stay together, and of blocks that are mixed.
     """
 
-    size: int
-    seed: int
-    epoch: int
     blocks: BlockShuffle
-
-    def __post_init__(self) -> None:
-        check_epoch(self.size, self.seed, self.epoch)
-
-    def __len__(self) -> int:
-        return self.size
 
     @property
     def name(self) -> str:
         """See ``EpochOrder.name``."""
         return f"blocks of {self.blocks.samples}, {self.blocks.mixed} mixed"
-
-    def in_epoch(self, epoch: int) -> Self:
-        """See ``EpochOrder.in_epoch``."""
-        return replace(self, epoch=epoch)
 
     def at(self, positions: _Rows) -> _Rows:
         """See ``EpochOrder.at``."""
@@ -456,26 +450,14 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighted:
+class Weighted(SeededOrder):
     """An ``EpochOrder`` of independent draws with replacement: a sample comes often, once or never in an epoch.
 
     Attributes:
         weights: weights of the rows.
-        size: number of draws in the epoch.
-        seed: 0 to 2^63 - 1.
-        epoch: 0 to 2^63 - 1.
     """
 
     weights: Weights
-    size: int
-    seed: int
-    epoch: int
-
-    def __post_init__(self) -> None:
-        check_epoch(self.size, self.seed, self.epoch)
-
-    def __len__(self) -> int:
-        return self.size
 
     @property
     def name(self) -> str:
@@ -486,10 +468,6 @@ class Weighted:
         """See ``EpochOrder.at``."""
         check_inside(positions, self.size)
         return self.weights.rows(_words_at(positions, round_keys(self.seed ^ _DRAW, self.epoch)[0]))
-
-    def in_epoch(self, epoch: int) -> Self:
-        """See ``EpochOrder.in_epoch``."""
-        return replace(self, epoch=epoch)
 
 
 def weights_by_class(labels: _Rows, weights: Mapping[int, float]) -> _Weights:
