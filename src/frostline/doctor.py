@@ -518,7 +518,7 @@ def _some_read(data: Dataset) -> Iterator[Finding]:
             part="samples",
             level=level,
             says=f"{len(broken)} of {len(part)} samples cannot be read, such as {broken[0]}",
-            mend="find all of them (frostline index --check), mend them, or raise --skip-allowance",
+            mend="find all of them (frostline index --check), mend them, or raise --max-skipped-fraction",
         )
     else:
         yield Finding(

@@ -128,7 +128,7 @@ def test_steps_behind_a_sample_that_was_left_out_are_not_recorded_and_those_befo
 ):
     broken = Path(shutil.copytree(data, tmp_path / "broken"))
     (broken / "noise" / "005.jpg").write_bytes(b"no image")
-    out = trained(tmp_path / "run", "--data", broken, *HOW, *near, "--skip-allowance", 0.5, "--val-share", 0)
+    out = trained(tmp_path / "run", "--data", broken, *HOW, *near, "--max-skipped-fraction", 0.5, "--val-share", 0)
     capsys.readouterr()
     assert len(json.loads((out / "report.json").read_text())["skipped"]) == 1
     steps = RecordedSteps.read(out).steps

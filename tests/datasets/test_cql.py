@@ -253,11 +253,11 @@ def test_a_folder_that_is_put_into_a_table_twice_is_there_once_and_trains_alike(
     place = url(server, "f_made")
     seen = []
     for _ in range(2):
-        done = put_into_table(source, place, skip_allowance=0.1, observe=seen.append)
+        done = put_into_table(source, place, max_skipped_fraction=0.1, observe=seen.append)
         assert (done.samples, len(done.skipped)) == (18, 1)
         assert len(fl.Dataset(place, cache=tmp_path)) == 18
     with pytest.raises(TooManySkipped, match=r"gone\.jpg"):
-        put_into_table(source, place, skip_allowance=0, observe=seen.append)
+        put_into_table(source, place, max_skipped_fraction=0, observe=seen.append)
     data = fl.Dataset(place, cache=tmp_path)
     assert list(data.names) == sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))
     for row, name in enumerate(data.names):

@@ -433,7 +433,7 @@ def test_a_node_reads_images_beside_parquet_files_and_notices_one_that_changed(t
     batches = list(fl.loader(data, 8, preprocess=steps, near=shared_node.url))
     assert sorted(batches[0].features[:, 0, 0, 0].tolist()) == [0, 1, 2]
     (tmp_path / "images/b.png").write_bytes(png(200))
-    settings = LoaderSettings(skip_allowance=0.5)
+    settings = LoaderSettings(max_skipped_fraction=0.5)
     batches = list(fl.loader(data, 8, preprocess=steps, near=shared_node.url, settings=settings, observe=seen.append))
     assert sorted(batches[0].features[:, 0, 0, 0].tolist()) == [0, 1]
     assert [event.changed for event in seen if isinstance(event, SampleSkipped)] == [True]

@@ -236,7 +236,7 @@ def test_samples_of_a_list_that_are_not_there_are_counted_and_named(tmp_path):
         lists = tmp_path / "lists"
         lists.mkdir()
         (lists / "labels.csv").write_text("\n".join(["url,label", *rows]))
-        settings = fl.LoaderSettings(skip_allowance=1.0)
+        settings = fl.LoaderSettings(max_skipped_fraction=1.0)
         with fl.offload(None, fl.Dataset(lists), preprocess=tiny_preprocess(), settings=settings) as job:
             read = sum(len(batch.labels) for batch in job.loader(4))
             (skipped,) = job.statistics().skipped

@@ -321,7 +321,7 @@ def test_a_network_of_64_bits_is_cut_in_its_precision_too():
 
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
-SETTINGS = LoaderSettings(samples_per_request=8, cache_bytes=0, skip_allowance=0.2)
+SETTINGS = LoaderSettings(samples_per_request=8, cache_bytes=0, max_skipped_fraction=0.2)
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ NETWORKS = {"float16": overflowing, "float32": undefined, "bfloat16": infinite}
 
 
 def settings_for(**changes):
-    return LoaderSettings(**{"samples_per_request": 4, "device_batch": 8, "follow": False, **changes})
+    return LoaderSettings(**{"samples_per_request": 4, "device_batch": 8, "replan": False, **changes})
 
 
 def finite(loader):

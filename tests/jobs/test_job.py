@@ -303,7 +303,7 @@ def test_broken_images_are_counted_listed_and_skipped_within_the_allowance(tmp_p
     broken.write_bytes(broken.read_bytes()[:200])
     (folder / "stripe" / "004.jpg").write_bytes(b"no image")
     events = []
-    settings = LoaderSettings(samples_per_request=8, skip_allowance=0.1)
+    settings = LoaderSettings(samples_per_request=8, max_skipped_fraction=0.1)
     with job_for(folder, frozen(), settings=settings, observe=events.append) as job:
         ids = [id for batch in job.loader(BATCH, shuffle=True) for id in batch.ids.tolist()]
         assert len(ids) == len(set(ids)) == 34
@@ -311,7 +311,7 @@ def test_broken_images_are_counted_listed_and_skipped_within_the_allowance(tmp_p
         assert len(job.loader(34)) == 1
         list(job.loader(BATCH, epoch=1))
     assert sum(isinstance(event, SampleSkipped) for event in events) == 2
-    with job_for(folder, frozen()) as job, pytest.raises(TooManySkipped, match="skip_allowance"):
+    with job_for(folder, frozen()) as job, pytest.raises(TooManySkipped, match="max_skipped_fraction"):
         list(job.loader(BATCH))
 
 

@@ -195,10 +195,10 @@ def test_jobs_that_allow_another_accuracy_keep_their_own_features(folder, node, 
 
 def test_a_number_of_views_is_computed_once_each_and_then_returns(folder, node):
     flips = tiny_preprocess(flip=True)
-    with Run(folder, node, preprocess=flips, views=2) as first:
+    with Run(folder, node, preprocess=flips, cached_augmentations=2) as first:
         epochs = [first.epoch(number) for number in range(4)]
         assert [asked for _, asked in epochs] == [COUNT, COUNT, 0, 0]
-    with Run(folder, node, preprocess=flips, views=2) as second:
+    with Run(folder, node, preprocess=flips, cached_augmentations=2) as second:
         assert second.epoch(1)[1] == 0
         assert second.epoch(6)[1] == 0
     with Run(folder, node, preprocess=flips) as fresh:

@@ -54,9 +54,9 @@ def test_epochs_in_a_run_have_the_batches_of_epochs_apart(folder, settings, worl
         assert together(run) == together(run) == apart(job, 4, range(2, 6), **options)
 
 
-@pytest.mark.parametrize("slack", [5, None])
-def test_with_slack_each_sample_comes_once_an_epoch_and_none_before_its_epoch(folder, slack):
-    settings = LoaderSettings(samples_per_request=4, requests_in_flight=4, cache_bytes=0, slack=slack)
+@pytest.mark.parametrize("max_reorder", [5, None])
+def test_with_slack_each_sample_comes_once_an_epoch_and_none_before_its_epoch(folder, max_reorder):
+    settings = LoaderSettings(samples_per_request=4, requests_in_flight=4, cache_bytes=0, max_reorder=max_reorder)
     with job_for(folder, settings) as job:
         everything = sorted(fl.Dataset(folder).samples.ids.tolist())
         for loader in job.epochs(4, range(4), shuffle=True):

@@ -135,7 +135,7 @@ def test_a_parent_that_is_killed_leaves_no_node_behind(images, how):
 
 @pytest.mark.parametrize("host", sampled(["0.0.0.0", "::"], usual=("0.0.0.0",)))
 def test_a_node_that_other_machines_can_reach_needs_tenants_or_open(images, host):
-    with pytest.raises(SettingError, match=r"other machines can reach what .*--tenants.*--open"):
+    with pytest.raises(SettingError, match=r"other machines can reach what .*--tenants.*--allow-anonymous"):
         start_node((images.as_uri(),), SMALL, host=host)
     known = TenantSettings(name="ann", token_sha256=64 * "0")
     for settings in (replace(SMALL, allow_anonymous=True), replace(SMALL, tenants=(known,))):

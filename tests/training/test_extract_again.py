@@ -51,7 +51,7 @@ def made(images, out, node, observe=quiet, *, until="stem", model="Small", **loa
         until=until,
         near=node.url,
         accuracy="exact",
-        loader=LoaderSettings(cache_bytes=0, skip_allowance=0.5, **loader),
+        loader=LoaderSettings(cache_bytes=0, max_skipped_fraction=0.5, **loader),
     )
     return extract(ExtractSettings(job=job, out=out, part_bytes=PART_BYTES), observe)
 

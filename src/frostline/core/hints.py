@@ -157,7 +157,7 @@ _INSTEAD: Mapping[str, str] = {
         "features and samples are kept between epochs by themselves; LoaderSettings(cache_bytes=...) bounds them",
     ),
     "head": "write data.take(5), or data.to_pandas()",
-    "in_order": "write settings=LoaderSettings(slack=None) to take samples as they arrive",
+    "in_order": "write settings=LoaderSettings(max_reorder=None) to take samples as they arrive",
     "loader": "files are decoded by themselves, so leave loader out; transform=function takes the image of Pillow",
     **dict.fromkeys(
         ("map", "map_batches"),

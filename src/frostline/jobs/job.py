@@ -341,7 +341,8 @@ class Job(JobTable, Hinting, Closing):
         Raises:
             NetworkChanged: The network is another one than the job's features are of.
         """
-        self._begin_pass()()
+        self._fetcher.require_open()
+        self._require_unchanged()()
         return RowReader(worker_setup=self._worker_setup, shares=self._router.fixed_shares, batch_size=batch_size)
 
     @add_hints
@@ -397,7 +398,7 @@ class Job(JobTable, Hinting, Closing):
             plain_preprocess=steps_left_of(plain_preprocess, data) if plain_preprocess else self._fetcher.preprocess,
             head=make_portable(self.head),
             recipe=recipe,
-            views=self._settings.views,
+            views=self._settings.cached_augmentations,
             max_skipped=self._settings.max_skipped(len(self._data)),
             allow_nonfinite=self._settings.allow_nonfinite,
         )
@@ -496,10 +497,13 @@ class Job(JobTable, Hinting, Closing):
         if options.get("map") is not None:
             options["map"] = PicklableFunction(function=options["map"])
         self._fetcher.require_open()
+        make = partial(self._unguarded, batch_size, options)
+        if self._watch is None:
+            return make()
         guard = _PassGuard(
             generations=lambda: self._generation,
-            unguarded=partial(self._unguarded, batch_size, options),
-            begin=self._begin_pass,
+            unguarded=make,
+            begin=self._require_unchanged,
             end=lambda: None if self._watch is None else self._watch.end(),
         )
         return guard.make()
@@ -523,10 +527,6 @@ class Job(JobTable, Hinting, Closing):
     def _unguarded(self, batch_size: int, options: Mapping[str, Any]) -> ArrayLoader:
         arrays = self._maker.arrays(batch_size, **options)
         return arrays.set_maker(JobLoaderSpec.of(self._worker_setup, self._router.fixed_shares, batch_size, options))
-
-    def _begin_pass(self) -> Callable[[], None]:
-        self._fetcher.require_open()  # what is kept would be handed out all the same
-        return self._require_unchanged()
 
     def _require_unchanged(self) -> Callable[[], None]:
         if self._watch is None:

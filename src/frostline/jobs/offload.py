@@ -361,7 +361,7 @@ def _parts(
         stack.callback(begun.trainer.close)
     settings, line = context.settings, 0 if begun.refused else context.cuts[-1].number
     cut = _plain_cut(setup.keywords["nodes"], context.preprocess) if context.shipment is None else line
-    router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
+    router = _router(context, begun, follows=settings.replan and policy == "best" and context.cut is None, cut=cut)
     fetcher, scope = _fetcher(context, network, router, collector, begun, closed), _scope(context, network)
     return JobParts(
         fetcher=fetcher,

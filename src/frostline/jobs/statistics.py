@@ -333,7 +333,7 @@ class StatisticsCollector:
             whose = "this process alone" if self._shared is None else "the job's process and its workers together"
             raise TooManySkipped(
                 f"{len(self._skipped)} samples are unreadable and the job allows {self._max_skipped}, by the count of "
-                f"{whose}; the last is {event.object} ({event.reason}); mend the data or raise skip_allowance"
+                f"{whose}; the last is {event.object} ({event.reason}); mend the data or raise max_skipped_fraction"
             )
 
     def _tell_of_pass(self) -> None:

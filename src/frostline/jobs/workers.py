@@ -215,8 +215,8 @@ def _share(settings: LoaderSettings, workers: int) -> LoaderSettings:
         max_requests=max(1, settings.max_requests // workers),
         window_bytes=max(1, settings.window_bytes // workers),
         cache_bytes=0,
-        slack=0,
-        follow=False,
+        max_reorder=0,
+        replan=False,
         pin_memory=False,
     )
 

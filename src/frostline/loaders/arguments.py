@@ -355,8 +355,8 @@ class EpochOptions(TypedDict, total=False):
             ``ordering.Shard`` says.
         drop_last: True drops the last incomplete batch, as in PyTorch; the same as ``last="drop"``. False by default.
         ranks: processes that share the epoch. Default: those of ``torch.distributed`` if it is initialised, as with
-            PyTorch's ``DistributedSampler``. ``Ranks()`` shares with no other process. ``LoaderSettings.slack`` has no
-            effect with several ranks or worker processes.
+            PyTorch's ``DistributedSampler``. ``Ranks()`` shares with no other process. ``LoaderSettings.max_reorder``
+            has no effect with several ranks or worker processes.
         augment: augmentation of features: ``FeatureNoise``, ``FeatureMixup``, or a function that takes a ``Batch`` and
             a view (seed and epoch) and returns a ``Batch``. Features are cached before it.
         map: function that is called at the trainer for each sample, as ``map(sample)`` or ``map(sample, rng)``; it
@@ -366,7 +366,7 @@ class EpochOptions(TypedDict, total=False):
         targets: True requires ``batch.targets``, False leaves them out: the declared targets, or the samples' masks.
             Default: given if there are any.
         record: True records the order in which samples are handed out, which may differ from the epoch's order with
-            ``LoaderSettings.slack``; read it by ``Loader.recorded_order``. Not for several ranks.
+            ``LoaderSettings.max_reorder``; read it by ``Loader.recorded_order``. Not for several ranks.
         replay: order of an earlier pass, from ``Loader.recorded_order``, to be repeated. All other options must be the
             same as in that pass.
     """

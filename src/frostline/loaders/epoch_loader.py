@@ -472,7 +472,7 @@ class ArrayLoader(Hinting):
     def state_dict(self) -> dict[str, Any]:
         """How far this loader is, by what it handed out, the same at all ranks that are equally far: plain JSON.
 
-        Where slack let samples come ahead of others it names them, so that none comes again.
+        Where samples came ahead of others by ``max_reorder`` it names them, so that none comes again.
         """
         state, handed, workers = self._state_now(), self._handed, self._ranks.workers
         return state.to_json() if workers == 1 else _worker_state(state, handed.began, handed.batches, workers)
@@ -569,6 +569,7 @@ class ArrayLoader(Hinting):
         )
 
     def _pass(self, order: Resumed, handed: _Handed) -> Generator[Arrays]:
+        self._source.require_open()
         look = self.require_unchanged()
         epoch, asking = self._begun(order, handed.began)
         observe, number = self._source.observe, self._order.epoch

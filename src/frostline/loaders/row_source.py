@@ -419,8 +419,10 @@ class RowSource:
         max_finished_bytes: maximum bytes of finished batches that wait for the loop; the last of them may be more. None
             where the window bounds them, which holds their rows.
         owned: function that divides a pass's samples by the nodes that own them; None where any node will do.
-        fetch_from: the fetch from as ``fetch``, of nodes by their names, the one to ask first in front.
+        fetch_from: function that gives a ``fetch`` from nodes by their names, the one to ask first in front.
         are_images: features are the pixels of images, on which no network was run.
+        require_open: function that raises ``SettingError`` once the job is closed: what is cached would be handed out
+            all the same.
     """
 
     fetch: FetchRows
@@ -442,3 +444,4 @@ class RowSource:
     owned: Callable[[], OwnedRequests] | None = None
     fetch_from: Callable[[tuple[str, ...]], FetchRows] | None = None
     are_images: bool = False
+    require_open: Callable[[], None] = _nothing

@@ -516,7 +516,7 @@ class _Work:
         if skipped > allowed:
             raise TooManySkipped(
                 f"{skipped} of {len(self._setup.data)} samples cannot be read, and at most {allowed} may be left out: "
-                "see which, or allow more with --skip-allowance"
+                "see which, or allow more with --max-skipped-fraction"
             )
 
     def _pieces(self, missing: Sequence[int], observe: Observer) -> Iterator["_Piece"]:

@@ -180,7 +180,7 @@ def require_ended(folder: Path) -> None:
 
 
 _FILE = "frostline.json"
-_FORMAT = 1
+_FORMAT = 2
 # More than a config of as many classes as there may be.
 _MAX_BYTES = 64 << 20
 # More than any data set has classes, and few enough for memory.

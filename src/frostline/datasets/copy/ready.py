@@ -202,7 +202,7 @@ def ingest(
     *,
     object_bytes: int = OBJECT_BYTES,
     workers: int = _THREADS,
-    skip_allowance: float = 0.01,
+    max_skipped_fraction: float = 0.01,
     verify: bool = False,
     observe: Observer,
     runner: PartRunner = make_in_process,
@@ -223,7 +223,7 @@ def ingest(
         applied: preprocessing to apply to each image.
         object_bytes: size of one object in bytes.
         workers: images read and decoded at once.
-        skip_allowance: share of the images that may be unreadable.
+        max_skipped_fraction: share of the images that may be unreadable.
         verify: read the objects that are there already, and make those again whose SHA-256 is another one.
         observe: observer that is told what happens.
         runner: runner that makes the missing objects.
@@ -258,7 +258,7 @@ def ingest(
     with ExitStack() as stack:
         store = _destination(destination, stack)
         plan = ReadyPlan(source=source, rest=rest, store=store, layout=layout, workers=workers)
-        return _ingest(plan, metadata, runner, math.ceil(skip_allowance * len(source)), observe, verify=verify)
+        return _ingest(plan, metadata, runner, math.ceil(max_skipped_fraction * len(source)), observe, verify=verify)
 
 
 def _ingest(

@@ -47,7 +47,7 @@ _TURN_S = 0.0005
 _LAST_PORT = 65_535
 
 
-_USERS = "name its users with --tenants, or start it with --open if only your trainers can reach it"
+_USERS = "name its users with --tenants, or start it with --allow-anonymous if only your trainers can reach it"
 
 
 def listen(host: str, port: int, *, for_others: bool = False, advice: str = _USERS) -> socket.socket:
