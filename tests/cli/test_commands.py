@@ -64,7 +64,7 @@ def commands(group=verbs, before=()):
 
 
 @pytest.mark.parametrize(("names", "verb"), [*commands()])
-def test_help_fits_a_screen_and_shows_what_most_jobs_need_and_all_of_it_says_everything(capsys, names, verb):
+def test_help_fits_a_screen_and_help_all_shows_every_option(capsys, names, verb):
     options = [param for param in verb.params if isinstance(param, click.Option)]
     assert [option.name for option in options if not option.help] == [], "an option without a word of help"
     _, short, _ = run(capsys, *names, "--help")
@@ -514,9 +514,7 @@ NOTES = [
 ]
 
 
-def test_says_before_training_what_is_lost_and_in_a_sentence_that_memory_is_too_small(
-    capsys, folder, tmp_path, monkeypatch
-):
+def test_says_before_training_what_is_lost_and_when_memory_is_short(capsys, folder, tmp_path, monkeypatch):
     (tmp_path / "frostline.json").write_text("{}")
     train, out = ("train", "--data", folder, *SMALL), ("--out", tmp_path)
     for error, options, sentence in zip(NO_MEMORY, ((), out, ("--log-format", "json")), NOTES, strict=True):

@@ -103,9 +103,7 @@ def test_resumes_from_the_previous_checkpoint_where_the_latest_is_damaged(capsys
     assert 0 < report["resumed_steps"] < int(newest.stem.removeprefix("step-"))
 
 
-def test_ends_with_a_sentence_where_no_checkpoint_can_be_read_and_leaves_every_file_as_it_is(
-    capsys, folder, near, tmp_path
-):
+def test_unreadable_checkpoints_end_with_a_sentence_and_stay_as_they_are(capsys, folder, near, tmp_path):
     out = tmp_path / "run"
     run_until_killed(5, "train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
     for path in (out / "checkpoints").iterdir():

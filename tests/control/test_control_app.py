@@ -240,7 +240,7 @@ def pages_of(url):
     return found, largest
 
 
-def test_a_view_of_whatever_was_reported_is_bounded_and_what_nobody_reads_is_not_kept(tmp_path):
+def test_the_view_of_any_reports_is_bounded(tmp_path):
     count = 700
     with serving(tmp_path) as (url, process):
         with httpx.Client(base_url=url, timeout=60) as client:

@@ -238,7 +238,7 @@ def test_a_pace_lets_no_more_go_than_its_rate_and_a_quarter_second_on_top():
     assert pace.take_usage(10.0).waited_requests
 
 
-def test_requests_are_paid_with_what_those_before_them_brought_and_the_rest_when_it_comes():
+def test_requests_are_paid_with_what_earlier_ones_brought():
     pace = Pace(0.0)
     pace.change(Amounts(bytes_per_s=1000.0), 0.0)
     assert pace.ask(0.0) == 0

@@ -477,7 +477,7 @@ def test_never_overwrites_a_sample_of_other_data_with_the_same_name(
     assert contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) == contents(first)
 
 
-def test_data_sets_share_a_table_where_their_names_differ_or_their_samples_are_the_same(
+def test_data_sets_share_a_table_if_names_differ_or_samples_are_equal(
     server_of_into_cql, session_of_into_cql, few, tmp_path
 ):
     first = fl.Dataset(few, cache=tmp_path)

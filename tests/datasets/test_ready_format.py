@@ -285,7 +285,7 @@ def test_a_damaged_record_is_skipped_and_never_handed_out(images, tmp_path):
 
 
 @pytest.mark.parametrize("length", [1, 1 << 20, 1 << 62], ids=["short", "long", "absurd"])
-def test_a_record_that_a_request_names_wrongly_costs_none_of_those_that_are_read_with_it(images, tmp_path, length):
+def test_a_wrongly_named_record_costs_none_of_those_read_with_it(images, tmp_path, length):
     format = made_ready(fl.Dataset(images), tmp_path, imagenet(32))
     samples = format.samples.take(np.arange(8))
     lengths = samples.lengths.copy()

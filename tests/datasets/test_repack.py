@@ -139,7 +139,7 @@ def test_values_that_changed_have_their_part_made_again_and_no_other(images, tmp
     assert copied(images.with_columns({"slide": values}), tmp_path, format).made == 0
 
 
-def test_values_that_changed_are_renewed_in_a_ready_format_without_its_pixels_being_made_again(images, tmp_path):
+def test_changed_values_are_renewed_without_making_pixels_again(images, tmp_path):
     applied = Applied.to(imagenet(32), "uint8")
     scores = [0.5, float("nan"), *map(float, range(2, len(images)))]
     options = {"object_bytes": 20_000, "observe": quiet}

@@ -242,7 +242,7 @@ def test_a_node_that_hangs_does_not_keep_others_from_listing(photos, node, tmp_p
         assert time.monotonic() - started < 20
 
 
-def test_a_node_that_is_ready_and_keeps_its_listing_back_does_not_keep_others_from_listing(photos, node, tmp_path):
+def test_a_ready_node_that_withholds_its_listing_stops_no_other(photos, node, tmp_path):
     with FaultyWay(node.url, random.Random(0)) as way:
         way.switch_scope("keeps posts back")
         started = time.monotonic()

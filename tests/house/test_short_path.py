@@ -49,7 +49,7 @@ def test_a_sample_with_frozen_layers_in_the_same_process_passes_at_most_42_files
     assert len(passed["files"]) <= 42, passed["files"]
 
 
-def test_a_sample_with_frozen_layers_at_a_node_over_http_passes_at_most_60_files_of_both(folder):
+def test_a_sample_over_http_passes_at_most_60_files_of_both_sides(folder):
     passed = traced(folder, 4, "http")
     assert {"client/http.py", "node/http/app.py", "node/device.py"} <= set(passed["files"]), "a node is asked"
     assert len(passed["files"]) <= 60, passed["files"]

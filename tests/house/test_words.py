@@ -1,11 +1,13 @@
 """The code's words: one class a name, functions that are verbs or nouns, whole descriptions, bounds as max and min."""
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MAX_NAME_OF_A_TEST = 80
 WORDS = runpy.run_path(str(ROOT / "scripts" / "words.py"))
 
 
@@ -74,3 +76,10 @@ def test_finds_fragments_names_parameters_loops_and_banned_words(tmp_path):
         "say max_ or min_ for most_rows",
         "say max_ or min_ for most_rows",
     ]
+
+
+def test_names_of_tests_have_at_most_80_characters():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py")))
+    names = re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)
+    assert len(names) > 1_000, "tests are found at all"
+    assert [name for name in names if len(name) > MAX_NAME_OF_A_TEST] == [], "say what holds, and no more"

@@ -82,7 +82,7 @@ def test_a_job_uses_the_engine_that_was_chosen_for_its_accuracy_and_says_why(tmp
     np.testing.assert_allclose(close, exact, rtol=1e-3, atol=1e-4)
 
 
-def test_pixels_of_a_ready_format_go_into_an_engine_as_they_are_kept_and_what_is_kept_in_16_bits_does_not(tmp_path):
+def test_pixels_of_a_ready_format_go_into_an_engine_as_bytes(tmp_path):
     images, found = image_folder(tmp_path / "images", per_class=4), {}
     exact, explained = features(images, None, "exact")
     line = len(explained.situation.cuts) - 1

@@ -370,7 +370,7 @@ class Restless(Small):
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["behind the frozen part", "before it"])
-def test_a_network_that_cannot_be_traced_still_trains_with_the_losses_of_the_plain_loop(folder, node, at_once):
+def test_an_untraceable_network_trains_with_the_losses_of_the_plain_loop(folder, node, at_once):
     torch.manual_seed(1)
     model = freeze(Restless(at_once=at_once).train(), "stem", input_shape=(3, 32, 32))
     twin = copy.deepcopy(model)
@@ -509,7 +509,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_job_whose_network_is_not_cut_as_asked_warns_when_it_is_made_and_names_the_mend(name, data):
+def test_a_job_warns_of_a_network_that_is_cut_elsewhere_and_names_the_mend(name, data):
     make, sentence, mend = LOST[name]
     model, told = make(), []
     preprocess = fl.preprocess.imagenet(32)

@@ -513,7 +513,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("owner", LINES)
-def test_what_is_asked_for_by_another_librarys_name_is_refused_with_the_line_to_write(photos, quick, job, owner):
+def test_names_of_other_libraries_are_refused_with_the_line_to_write(photos, quick, job, owner):
     data = fl.Dataset(photos)
     loader = fl.loader(data, batch_size=4, preprocess=quick)
     asked = {"job": job, "loader": loader, "batch": next(iter(loader)), "frostline": fl, "data": data}

@@ -418,7 +418,7 @@ class Attended(MeanOfAll):
         return self.scores(self.norm((scores.softmax(1)[..., None] * hidden).sum(1)))
 
 
-def test_padding_is_computed_for_frozen_layers_behind_a_cut_that_mind_what_stands_there():
+def test_padding_is_computed_for_layers_behind_a_cut_that_read_it():
     prefix = prefix_of(made=freeze(Attended(), "norm", input_shape=tokens_of_text_lengths().inputs))
     batch, last = batch_of([3, 17, 60]), prefix.cuts[-1]
     leaves = leaf_values(prefix.graph, prefix.tensors)

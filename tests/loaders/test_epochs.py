@@ -119,7 +119,7 @@ def test_a_run_goes_on_in_the_epoch_in_which_it_was_stopped(folder, stopped):
 
 
 @pytest.mark.parametrize("settings", [NOTHING_KEPT, LoaderSettings(samples_per_request=8)], ids=["fetched", "kept"])
-def test_passes_over_different_samples_in_turn_are_those_of_each_alone_and_asked_for_once(folder, settings):
+def test_passes_in_turn_over_different_samples_ask_for_each_once(folder, settings):
     with job_for(folder, settings) as job:
         train, held_out = fl.Dataset(folder).split(0.3, seed=1)
         both = [(train, True), (held_out, False)]

@@ -62,7 +62,7 @@ def test_takes_a_part_of_a_data_set_and_several_epochs(folder):
     assert all(sorted(itertools.chain(*epoch)) == sorted(part.samples.ids.tolist()) for epoch in epochs)
 
 
-def test_ends_its_threads_when_it_is_dropped_and_not_while_a_loader_made_from_it_lives(folder):
+def test_threads_end_when_the_job_and_all_its_loaders_are_dropped(folder):
     before = set(threading.enumerate())
     loader = fl.loader(folder, 2, preprocess=tiny_preprocess())
     later = loader.in_epoch(1)

@@ -279,7 +279,7 @@ def test_changes_of_what_was_asked_are_told_and_no_more_often_than_once_a_second
     UseTeller(None).tell()
 
 
-def test_a_data_loader_of_ones_own_has_the_same_limit_and_the_job_counts_what_its_workers_skip(tmp_path):
+def test_samples_skipped_in_workers_of_a_data_loader_count_for_the_job(tmp_path):
     folder, names = broken_folder(tmp_path)
     settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, max_skipped_fraction=0.04)
     with job_for(folder, settings=settings) as job:
@@ -367,9 +367,7 @@ def test_a_token_of_the_environment_does_not_travel(folder, monkeypatch):
         lambda function: {"augment": partial(function, 3)},
     ],
 )
-def test_functions_that_are_defined_in_a_notebook_are_refused_where_a_spawned_worker_would_lack_them(
-    folder, monkeypatch, options
-):
+def test_functions_of_a_notebook_are_refused_for_spawned_workers(folder, monkeypatch, options):
     """A notebook's module has no file, which a process that is spawned would run to have the function."""
     notebook = sys.modules["__main__"]
     monkeypatch.delattr(notebook, "__file__", raising=False)
@@ -455,7 +453,7 @@ def said_in_a_fork(say):
     return said
 
 
-def test_workers_give_the_batches_of_a_store_that_this_process_has_used_pass_after_pass(url):
+def test_workers_give_all_batches_of_a_store_used_before_the_fork(url):
     with job_for_of_forked_stores(url) as job:
         loader = job.loader(4, shuffle=True)
         whole = ids_of(loader)

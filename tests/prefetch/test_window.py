@@ -615,9 +615,7 @@ def test_without_failures_every_position_comes_once_in_order(count, per_request,
     requests=st.integers(1, 4),
     bound=st.integers(1, 200),
 )
-def test_no_place_counts_as_handed_out_before_it_is_where_requests_by_owner_lie_between_each_other(
-    owners, per_request, requests, bound
-):
+def test_no_place_counts_as_handed_out_too_early_among_owners(owners, per_request, requests, bound):
     """With one request under way, [0, 2] leaves before [1] was asked for, and an epoch of three would end there."""
     samples, numbers = table(len(owners)), np.array(owners)
     mine = [np.flatnonzero(numbers == owner) for owner in range(3)]

@@ -149,7 +149,7 @@ def test_tasks_of_ray_data_tell_of_rows_that_are_not_finite(folder, here):
     assert re.search(said, "".join(file.read_text() for file in logs))
 
 
-def test_an_extraction_whose_tasks_are_killed_and_that_is_broken_off_goes_on_to_the_same_file(folder, here, tmp_path):
+def test_an_interrupted_extraction_by_killed_tasks_ends_in_the_same_file(folder, here, tmp_path):
     whole, out = tmp_path / "whole.parquet", tmp_path / "f.parquet"
     extract(small_extraction(folder, whole, here.node(0)["url"]), lambda _: None)
     expected = pq.read_table(whole)

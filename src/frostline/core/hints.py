@@ -24,6 +24,8 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("data_dir", "data_files", "data_path", "dataset", "path", "root", "uri"), ("url", "data")),
     **dict.fromkeys(("feature_extractor", "image_processor", "processor"), ("transform",)),
     **dict.fromkeys(("callback", "callbacks", "on_event"), ("observe",)),
+    **dict.fromkeys(("manifest_location", "save_manifest"), ("beside",)),
+    **dict.fromkeys(("on_change", "on_changed"), ("changed",)),
     **dict.fromkeys(("dtype", "precision"), ("accuracy",)),
     **dict.fromkeys(
         (
