@@ -105,7 +105,7 @@ class FrostlineError(Exception):
 
 
 class UserError(FrostlineError):
-    """The caller can put it right; a verb prints the sentence and exits with 2."""
+    """The user can correct the cause; a command prints the message and exits with 2."""
 
 
 class SettingError(UserError):
@@ -117,19 +117,19 @@ class DataError(UserError):
 
 
 class DataChanged(DataError):
-    """Objects are not what they were when they were listed, and whoever asked refuses that; the message names them."""
+    """Objects have changed since they were listed, and the job is set to refuse that; the message names them."""
 
 
 class DataNotFound(DataError):
-    """Nothing is at that URL, or nothing that can be read."""
+    """Nothing is at that URL, or nothing there can be read."""
 
 
 class EmptyDataset(DataError):
-    """The place exists and holds not one labelled sample."""
+    """The folder or bucket exists, but has no labelled sample."""
 
 
 class TooManySkipped(DataError):
-    """More samples were unreadable than the job's allowance."""
+    """More samples were unreadable than ``max_skipped_fraction`` allows."""
 
 
 class ModelError(UserError):
@@ -153,11 +153,11 @@ class WeightsMissing(ModelError):
 
 
 class NotTraceable(ModelError):
-    """No graph can say what the network does: it decides by values, or uses what Frostline cannot carry."""
+    """The network cannot be traced: it decides by values, or uses an operation that a graph cannot hold."""
 
 
 class NothingFrozen(ModelError):
-    """No computation stands before the first trainable layer, so nothing can run beside the data."""
+    """No operation comes before the first trainable layer, so nothing can run beside the data."""
 
 
 class NetworkChanged(ModelError):
@@ -169,11 +169,11 @@ class FrozenInTrainMode(ModelError):
 
 
 class NotFinite(ModelError):
-    """The frozen layers gave Inf or NaN for a sample; the message names it, where it came from, and the setting."""
+    """The frozen layers gave Inf or NaN for a sample; the message names the sample, the place and the setting."""
 
 
 class OrderMismatch(UserError):
-    """A saved state, or another rank, follows another order of samples than this loader; the message says in what."""
+    """A saved state or another rank has another order of samples than this loader; the message says in what."""
 
 
 class AddressInUse(UserError):
@@ -185,7 +185,7 @@ class OutOfSpace(UserError):
 
 
 class StoreError(FrostlineError):
-    """The store did not give the bytes."""
+    """The store did not return the bytes."""
 
 
 class ObjectNotFound(StoreError):
@@ -197,11 +197,11 @@ class AccessDenied(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store did not answer, or was too busy: worth trying again."""
+    """The store did not answer or was too busy; trying again may help."""
 
 
 class StoreThrottled(StoreUnavailable):
-    """The store has more requests than it takes; ``retry_after_s`` says how long to wait; 0 where it did not say."""
+    """The store gets too many requests; ``retry_after_s`` is the time to wait, 0 if the store did not say."""
 
     def __init__(self, message: str, *, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
@@ -213,7 +213,7 @@ class SampleError(FrostlineError):
 
 
 class Refused(FrostlineError):
-    """The node will not do this, however often it is asked."""
+    """The node refuses the request, and trying again does not help."""
 
 
 class BadRequest(Refused):
@@ -221,15 +221,15 @@ class BadRequest(Refused):
 
 
 class Unauthenticated(Refused):
-    """The node does not know who asks: no token came, or one that it does not know."""
+    """The request carries no token, or one that the node does not know."""
 
 
 class Untrusted(Refused):
-    """One side of a connection has no certificate that the other one trusts; the message says whose, and why."""
+    """One side of a connection has no certificate that the other side trusts; the message says which, and why."""
 
 
 class Forbidden(Refused):
-    """This node does not do that; the message names the setting with which its operator allows it."""
+    """This node does not allow that; the message names the setting with which its operator can."""
 
 
 class UnknownName(Refused):
@@ -237,43 +237,43 @@ class UnknownName(Refused):
 
 
 class UnknownTraining(Refused):
-    """The node holds no training of that name, or nothing that it left."""
+    """The node holds no training of that name, or no result of it."""
 
 
 class UnknownPrefix(Refused):
-    """The node does not hold this prefix: upload it and ask again."""
+    """The node does not hold these frozen layers: upload them and ask again."""
 
 
 class EngineNotReady(Refused):
-    """The node has not made this engine ready for the prefix and cut: have them profiled and ask again."""
+    """The node has not prepared this engine for these frozen layers and cut: profile them and ask again."""
 
 
 class UnsafeArtifact(Refused):
-    """A prefix that is malformed, or names an operator that is not allowed."""
+    """Uploaded frozen layers are malformed, or use an operator that is not allowed."""
 
 
 class EngineUnsupported(Refused):
-    """This engine is not there, or cannot run the prefix; the reference engine can."""
+    """This engine is not installed or cannot run these frozen layers; the reference engine can."""
 
 
 class OverBudget(Refused):
-    """The work cannot fit the node's memory budget, whatever it waits for."""
+    """The work can never fit the node's memory budget."""
 
 
 class Unavailable(FrostlineError):
-    """Worth trying again after a while."""
+    """The request failed for now; trying again after a while may help."""
 
 
 class NodeUnreachable(Unavailable):
-    """No connection to the node, or it broke in the middle of an answer."""
+    """There is no connection to the node, or it broke during an answer."""
 
 
 class AnswerDamaged(NodeUnreachable):
-    """What came of an answer is not what the node sent: its checksum differs, or it makes no sense."""
+    """An answer differs from what the node sent: its checksum is wrong, or it makes no sense."""
 
 
 class Overloaded(Unavailable):
-    """The node refused the request before any work; ``retry_after_s`` says how long to wait."""
+    """The node refused the request before any work; ``retry_after_s`` is the time to wait."""
 
     def __init__(self, message: str, *, retry_after_s: float) -> None:
         super().__init__(message)

@@ -204,7 +204,7 @@ _QUOTA = "tenant "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatistics:
-    """What a job did so far.
+    """Counts of a job's work so far.
 
     Attributes:
         wire_bytes: store side to trainer, bodies and headers, measuring included.
@@ -491,7 +491,7 @@ class StatisticsCollector:
 
 
 def warn_user(event: Event) -> None:
-    """What happens to events without an observer.
+    """The default observer: a Python warning or a log line for events that a user should know.
 
     Python warns where a job is not made as it was asked for. Lost nodes, samples that were left out, and the first one
     that is not finite, are logged.
@@ -538,7 +538,7 @@ class JobTable(ShownInNotebooks):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation(ShownInNotebooks):
-    """Predicted against measured; its text is for people, ``to_json`` for programs.
+    """The predicted speed beside the measured one; its text is for people, ``to_json`` for programs.
 
     Attributes:
         plan: the plan in force now; None for a plain loader.

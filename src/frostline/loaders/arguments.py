@@ -111,7 +111,7 @@ def order_of(
 
 
 def make_replay(data: Dataset, order: EpochOrder, recorded: RecordedOrder) -> Replay:
-    """What happened, once more.
+    """An order that repeats a recorded one.
 
     Raises:
         OrderMismatch: The order was recorded of other samples, or in another order.
@@ -172,7 +172,7 @@ class Mixture:
 
 
 class KeyValueStore(Protocol):
-    """What a handshake needs of a store that all ranks reach, such as ``TCPStore`` and ``FileStore`` of torch."""
+    """The part of a key-value store, such as torch's ``TCPStore``, by which ranks compare what they read."""
 
     def set(self, key: str, value: Any, /) -> None:
         """Keep a value."""
@@ -325,7 +325,7 @@ class _StoreGather:
 
 
 class DatasetView(Protocol):
-    """What a loader needs of a data set."""
+    """The part of a data set that a loader needs."""
 
     @property
     def samples(self) -> SampleTable:
@@ -423,7 +423,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shows_options(defaults: Callable[..., Any]) -> Callable[[F], F]:
-    """Let ``help`` and notebooks show a function's options by name, in the place of ``**options``.
+    """Show a function's options by name in ``help`` and notebooks, in place of ``**options``.
 
     Args:
         defaults: Function that has the options as arguments with defaults; None is the default of all others.
@@ -451,7 +451,7 @@ def _default(name: str, known: Mapping[str, inspect.Parameter]) -> Any:
 
 
 def check_epochs(numbers: object) -> None:
-    """Make sure that these are numbers of epochs to come.
+    """Make sure that these are valid numbers of epochs.
 
     Raises:
         SettingError: a value is not the number of an epoch.

@@ -63,7 +63,7 @@ _KIND = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """A sample on its way into a batch, as ``map`` takes it; ``dataclasses.replace`` makes the one that it gives.
+    """A sample before it is put into a batch, as ``map`` receives it; return ``dataclasses.replace`` of it.
 
     Attributes:
         features: activations at the frost line, or without a model the preprocessed pixels, as a NumPy array; a tuple
@@ -87,7 +87,7 @@ SampleFunction = Callable[..., Sample]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleMap:
-    """A function of samples, and the seed of what it draws.
+    """A user's function of samples, with the seed of its random numbers.
 
     Attributes:
         function: function to call for each sample.
@@ -133,7 +133,7 @@ class SampleMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PicklableFunction:
-    """A function that may go to other processes, with a sentence where it cannot.
+    """A user's function that can be sent to other processes, or an error that says why not.
 
     Attributes:
         function: function of the user's own.
@@ -147,7 +147,7 @@ class PicklableFunction:
 
 
 def require_portable(name: str, function: object) -> None:
-    """Do nothing where a function of the user's can go to another process.
+    """Do nothing if a user's function can be sent to another process.
 
     Args:
         name: option that it was given as.
@@ -355,13 +355,13 @@ def fetch_of(fetcher: Fetcher, view: View | None, *, has_targets: bool, decodes:
 
 
 def mask_bytes(preprocess: Preprocess) -> int:
-    """What a sample's mask takes beside its features."""
+    """Bytes that a sample's mask takes beside its features."""
     _, height, width = preprocess.shape
     return height * width * np.dtype(MASK_DTYPE).itemsize
 
 
 class MaskedDealer:
-    """Another dealer's requests, with room for masks.
+    """The requests of another dealer, with memory for masks.
 
     Args:
         dealer: dealer that chooses the cut and codec of the next samples.
@@ -490,7 +490,7 @@ def fetch_encoded(fetcher: Fetcher) -> FetchRows:
 
 
 class EncodedDealer:
-    """Another dealer's requests, for encoded samples.
+    """The requests of another dealer, for encoded samples.
 
     Args:
         dealer: dealer that chooses the number of samples of a request.

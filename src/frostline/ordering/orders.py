@@ -54,7 +54,7 @@ _Rows = npt.NDArray[np.int64]
 
 
 def permute(start: int, stop: int, size: int, keys: tuple[int, ...]) -> _Rows:
-    """Where the positions from ``start`` up to ``stop`` of ``size`` go.
+    """The places of the positions from ``start`` up to ``stop`` under a permutation of ``size``.
 
     A balanced Feistel network (Luby and Rackoff, "How to Construct Pseudorandom Permutations from
     Pseudorandom Functions", SIAM J. Comput. 17(2), 1988) permutes the next even power of two; positions
@@ -204,7 +204,7 @@ def _mix(value: int) -> int:
 
 
 class EpochOrder(Protocol):
-    """Which row of a table stands at each position of an epoch. Immutable, and the same in every process."""
+    """The row of a table at each position of an epoch. Immutable, and the same in every process."""
 
     @property
     def name(self) -> str:
@@ -313,7 +313,7 @@ _FIRST_MIXED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShuffle:
-    """A shuffle that reads a block of neighbouring samples by one request; see ``BlockOrder``.
+    """A shuffle that reads a block of neighbouring samples with one request; see ``BlockOrder``.
 
     Attributes:
         samples: number of neighbouring samples in a block, which one request reads. Choose it so that a block has 1 to
@@ -351,7 +351,7 @@ class BlockShuffle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockOrder(SeededOrder):
-    """An ``EpochOrder`` that draws blocks of neighbours, and then the samples of some blocks at a time.
+    """An ``EpochOrder`` that draws blocks of neighbours, and mixes the samples of some blocks at a time.
 
     The listing is a ring, cut into blocks at another place each epoch, so that a sample has other neighbours. What
     fills no block comes last. Blocks are drawn by the permutation of ``Order``; ``mixed`` of them that follow each
@@ -413,7 +413,7 @@ _Weights = npt.NDArray[np.float64]
 
 
 class Weights:
-    """How likely each row is, as running sums: 8 bytes a row, kept once for all epochs. Immutable.
+    """Probabilities of the rows as running sums, 8 bytes per row, shared by all epochs. Immutable.
 
     A row is found by inversion of the sums (Devroye, "Non-Uniform Random Variate Generation", 1986, section III.2):
     log n steps for a draw, where Walker's alias tables (ACM TOMS 3(3), 1977) need one. But tables are built row by
@@ -506,7 +506,7 @@ _PLACE = np.argsort(1 - _BITS, axis=1, kind="stable").astype(np.uint8)
 
 
 class Chosen:
-    """Some rows of a table, ascending. Immutable.
+    """Some rows of a table, in ascending order. Immutable.
 
     Args:
         bits: ``uint8``, a bit a row, the lowest bit of a byte first; bits beyond the last row are 0.
@@ -599,7 +599,7 @@ class Chosen:
 
 
 class RowIndices:
-    """Rows of a table in any order, as they were given. Immutable.
+    """Rows of a table in a given order. Immutable.
 
     Args:
         rows: ``int64[n]``.
