@@ -405,17 +405,17 @@ class Job(JobTable, Hinting, Closing):
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)  # where others took its place
         return train_beside(transport, assignment, self._observe)
 
-    def use(self, shares: Mapping[Route, float], *, follow: bool = False) -> None:
+    def use(self, shares: Mapping[Route, float], *, replan: bool = False) -> None:
         """Use these cuts and codecs for all samples not yet requested, whatever the plan says; for comparisons.
 
         Args:
             shares: share of the samples that takes each way, from 0 to 1; they sum to 1.
-            follow: True lets the plan change the shares later, by what is measured.
+            replan: True lets the plan change the shares later, by what is measured.
 
         Raises:
             SettingError: The shares do not sum to 1, or name an unknown cut.
         """
-        self._router.use(shares, follow=follow)
+        self._router.use(shares, follow=replan)
 
     def explain(self) -> Explanation:
         """A report of what ran where and why, predicted and measured; ``print`` it."""
