@@ -326,31 +326,34 @@ def suggest_names(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {', '.join(others)} or {last}?" if others else f"; did you mean {last}?"
 
 
-def _fields_of(known: Collection[str]) -> dict[str, str]:
-    """Lines to write for the fields of the settings that a function takes, by their own names and other libraries'."""
-    if not {"settings", "node"} <= {*known}:
-        return {}
-    from frostline.core.config import LoaderSettings, NodeSettings  # which has hints itself
+def _fields_of(function: Callable[..., Any], known: Collection[str]) -> dict[str, str]:
+    """Lines to write for the fields of the settings that a function takes, by their own names and other libraries'.
 
-    lines = {field: f"node=NodeSettings({field}=...)" for field in NodeSettings.__dataclass_fields__}
-    lines |= {field: f"settings=LoaderSettings({field}=...)" for field in LoaderSettings.__dataclass_fields__}
+    The settings are found by the function's own module, since the module of settings has hints itself.
+    """
+    lines: dict[str, str] = {}
+    own = getattr(inspect.unwrap(function), "__globals__", {})
+    for argument, kind in (("node", "NodeSettings"), ("settings", "LoaderSettings")):
+        if argument in known and kind in own:
+            lines |= {field: f"{argument}={kind}({field}=...)" for field in own[kind].__dataclass_fields__}
     lines |= {name: lines[ours] for name in _SYNONYMS if (ours := synonym(name, lines))}
     return {name: line for name, line in lines.items() if name not in known and not synonym(name, known)}
 
 
-def hint_for(name: str, known: Iterable[str], owner: str = "") -> str:
+def hint_for(name: str, known: Iterable[str], owner: str = "", lines: Mapping[str, str] | None = None) -> str:
     """End a sentence about an unknown argument or attribute by the line to write, where other libraries have it.
 
     Args:
         name: name that was asked for.
         known: names that there are.
-        owner: class or module that was asked for it; empty for an argument.
+        owner: class, module or function that was asked for it; empty for none of those that have names of their own.
+        lines: lines to write for further names, such as fields of settings.
     """
     known = list(known)
     if instead := _BY_OWNER.get(owner, {}).get(name) or _INSTEAD.get(name):
         return f": {instead.format(name=name)}"
-    if name in (fields := _fields_of(known)):
-        return f"; write {fields[name]}"
+    if lines and name in lines:
+        return f"; write {lines[name]}"
     meant = synonym(name, known)
     return f"; write {_EXAMPLES[meant]}" if meant in _EXAMPLES else suggest_names(name, known)
 
@@ -368,7 +371,8 @@ def add_hints(function: F) -> F:
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         for given in kwargs.keys() - known:
-            raise TypeError(f"{name}() got an unexpected keyword argument {given!r}{hint_for(given, known, name)}")
+            hint = hint_for(given, known, name, _fields_of(function, known))
+            raise TypeError(f"{name}() got an unexpected keyword argument {given!r}{hint}")
         if name in _CALLS:
             try:
                 signature.bind(*args, **kwargs)
