@@ -278,7 +278,7 @@ def streamed(name, model, data, preprocess, wanted, accuracy, engine, alone):
         trial_s=wanted.trial_s,
     )
     options = {"accuracy": accuracy, "cut": len(cut_network(model, preprocess.shape).cuts) - 1}
-    options["settings"] = LoaderSettings(cache_bytes=0, follow=False)
+    options["settings"] = LoaderSettings(cache_bytes=0, replan=False)
     options["observe"] = lambda event: isinstance(event, PhaseStarted) and doing(f"{name}: {accuracy}, {event.name}")
     with (
         start_node((data.url,), settings) as node,

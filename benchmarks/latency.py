@@ -65,7 +65,7 @@ def over_one_link(wanted, round_trip_ms, loss):
     ):
         trainer.ask(do="start", url=node.answer()["url"])
         for name, slack, ramp in runs:
-            cells.append({**link, "order": name, **trainer.ask(do="epoch", slack=slack, ramp=ramp)})
+            cells.append({**link, "order": name, **trainer.ask(do="epoch", max_reorder=slack, ramp=ramp)})
             print(f"{round_trip_ms:4.0f} ms {loss:7.2%} {name:18} {cells[-1]['samples_per_s']:6.1f}/s", flush=True)
         return [*cells, {**link, "order": BARE, **trainer.ask(do="bare")}]
 
@@ -98,7 +98,7 @@ class Trainer:
 
     def start(self, url):
         self._url = url
-        self.epoch(slack=0, ramp=True, maximum=64)  # warm both sides
+        self.epoch(max_reorder=0, ramp=True, maximum=64)  # warm both sides
         return {}
 
     def bare(self):
@@ -121,9 +121,9 @@ class Trainer:
             samples_per_request=SAMPLES_PER_REQUEST,
             window_bytes=WINDOW_BYTES,
             cache_bytes=0,
-            slack=slack,
+            max_reorder=slack,
             ramp=ramp,
-            follow=False,
+            replan=False,
         )
         whole = fl.preprocess.imagenet(SIDE)
         preprocess = replace(whole, steps=(Decode(reduced=True), *whole.steps[1:]))

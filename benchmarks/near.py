@@ -135,7 +135,7 @@ def laid_out(link, data, folder):
     folder.mkdir()
     world = World(link, data, folder)
     web = world.start("store", sys.executable, "-c", SERVES, link.address, data, stderr=subprocess.DEVNULL)
-    words = ["serve", "--listen", f"{link.address}:7070", "--data-root", data, "--open"]
+    words = ["serve", "--listen", f"{link.address}:7070", "--data-root", data, "--allow-anonymous"]
     with (folder / "node.log").open("w") as log:
         node = world.start("store", FROSTLINE, *words, env=ours(folder, "node"), stdout=log, stderr=log)
     try:

@@ -239,7 +239,7 @@ class Trainer:
         from frostline.planning import make_plan
 
         # No following, so that each plan is run as it was made.
-        job = self.begin(url, requests_in_flight=10, follow=False)
+        job = self.begin(url, requests_in_flight=10, replan=False)
         plans = {rule: described(make_plan(job.situation, rule)) for rule in rules}
         if "all_in_store" in plans:
             plans["all_in_store"]["mixture"] = []

@@ -57,6 +57,8 @@ THIRD_PERSON = _words(
     "tokenizes tries uses waits writes yields"
 )
 OBJECTS = _words("an any each every how it its the their them this what whether")
+# Sentences of an error that have their subject with them.
+WHOLE = {"there are", "there is", "too many", "this machine", "this node", "this process", "this side"}
 IN_ED = {"bed", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "thread", "weed"}
 FRAGMENTS = PREPOSITIONS | CONJUNCTIONS | PRONOUNS | ADVERBS | ADJECTIVES | PARTICIPLES
 # A function is a verb or a noun. These have no noun behind them, so that they say no more than that something is over
@@ -72,17 +74,21 @@ BARE = (
 )
 FOREIGN = {"cut", "empty", "full", "next", "readable", "seekable", "writable"}
 BANNED = re.compile(r"\b_?(most|least|fewest)_(?!common\b)[a-z_]+", re.IGNORECASE)
-_HEADINGS = ("Args:", "Attributes:")
-_ITEM = re.compile(r"(?P<indent> *)(?P<name>\*{0,2}\w[\w, *]*): (?P<first>\w*)(?: (?P<second>\w*))?(?P<rest>.*)")
+_HEADINGS = ("Args:", "Attributes:", "Raises:", "Returns:")
+_ITEM = re.compile(r"(?P<indent> *)(?P<name>\*{0,2}\w[\w., *]*): (?P<first>\w*)(?: (?P<second>\w*))?(?P<rest>.*)")
 
 
 def descriptions(docstring):
-    """The descriptions of arguments and attributes in a docstring: line, name, first and second word."""
-    indent = None
+    """The descriptions of arguments, attributes, errors and what is returned: line, name, first and second word."""
+    indent, heading = None, ""
     for number, line in enumerate(docstring.split("\n")):
         if line.strip() in _HEADINGS:
-            indent = len(line) - len(line.lstrip()) + 4
+            indent, heading = len(line) - len(line.lstrip()) + 4, line.strip()
         elif line.strip() and indent is not None and len(line) - len(line.lstrip()) < indent:
+            indent = None
+        elif indent is not None and heading == "Returns:":
+            first, second, *_ = [*re.findall(r"\w+", line), "", ""]
+            yield number, "what is returned", first, second
             indent = None
         elif indent is not None and (item := _ITEM.fullmatch(line)) and len(item["indent"]) == indent:
             yield number, item["name"], item["first"], item["second"] or ""
@@ -98,6 +104,8 @@ def docstrings(tree):
 
 def is_fragment(word, following=""):
     """Whether a description that begins with these words, in small letters, lacks the noun that it is about."""
+    if f"{word} {following}" in WHOLE:
+        return False
     has_no_subject = word in THIRD_PERSON or (word.endswith("s") and following in OBJECTS)
     return word in FRAGMENTS or has_no_subject or (word.endswith("ed") and word not in IN_ED)
 

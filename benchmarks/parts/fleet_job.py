@@ -42,7 +42,7 @@ def run(framework, data, nodes, step, costs, *, name, until, control, token, req
         requests_in_flight=requests,
         samples_per_request=per_request,
         cache_bytes=0,
-        slack=0,
+        max_reorder=0,
     )
     began, before_s, costs.seconds, ids, course = time.time(), time.process_time(), {}, [], []
     preprocess = fl.preprocess.imagenet(128)

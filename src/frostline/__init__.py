@@ -86,9 +86,9 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name not in _ROOMS:
-        from frostline.core.errors import hint_for
+        from frostline.core.hints import hint_for
 
-        hint = "" if name.startswith("_") else hint_for(name, __all__)
+        hint = "" if name.startswith("_") else hint_for(name, __all__, "frostline")
         raise AttributeError(f"module 'frostline' has no attribute {name!r}{hint}")
     return getattr(importlib.import_module(_ROOMS[name]), name)
 

@@ -163,7 +163,7 @@ def examine_devices(device: str) -> Iterator[Finding]:
         device: the device, such as ``cuda:0,cuda:1``.
 
     Raises:
-        SettingError: It names none, one twice, or devices of several kinds.
+        SettingError: The setting names no device, one twice, or devices of several kinds.
     """
     devices_of(device)
     for name in device.split(","):
@@ -385,7 +385,7 @@ def _examine_node(url: str, settings: LoaderSettings, data: str | None = None) -
         data: URL of the data that it is to serve; None asks for none.
 
     Raises:
-        NodeUnreachable: nothing answers there.
+        NodeUnreachable: No node answers at the address.
         Refused: the node does not know this user.
     """
     part = f"node {url}"
@@ -518,7 +518,7 @@ def _some_read(data: Dataset) -> Iterator[Finding]:
             part="samples",
             level=level,
             says=f"{len(broken)} of {len(part)} samples cannot be read, such as {broken[0]}",
-            mend="find all of them (frostline index --check), mend them, or raise --skip-allowance",
+            mend="find all of them (frostline index --check), mend them, or raise --max-skipped-fraction",
         )
     else:
         yield Finding(
@@ -728,7 +728,7 @@ def _examine_network(settings: JobSettings, observe: Observer) -> Iterator[Findi
         observe: observer that is told what happens meanwhile.
 
     Raises:
-        UserError: what the user can put right.
+        UserError: The user can mend what is wrong: data, network, node or settings.
         Refused: the node will not do it.
         Unavailable: there is no node at ``near``.
     """

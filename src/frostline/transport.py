@@ -60,7 +60,7 @@ class Cancellation:
         """Work that ``end`` breaks off from any thread, soon and without waiting for it.
 
         Raises:
-            Unavailable: It was cancelled before it began.
+            Unavailable: The work was cancelled before it began.
         """
         with self._lock:
             self.check()
@@ -203,7 +203,7 @@ class TrainsBeside(Protocol):
 
         Raises:
             Refused: The node does not take it.
-            Unavailable: It is busy with another one, or cannot be reached.
+            Unavailable: The node is busy with another training, or cannot be reached.
         """
 
 

@@ -108,7 +108,7 @@ def test_evicts_unused_features_and_keeps_those_in_use(tmp_path):
         assert folder_bytes(tmp_path) <= SMALL
 
 
-def test_features_are_in_use_no_longer_than_they_are_used_where_the_clock_is_set_back(tmp_path):
+def test_features_are_released_though_the_clock_is_set_back(tmp_path):
     now_s = [10_000.0]
     with FeatureStore(tmp_path, SMALL, idle_s=60.0, clock=lambda: now_s[0]) as store:
         put(store, range(160), layout=LARGE)

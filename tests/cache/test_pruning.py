@@ -71,7 +71,7 @@ def test_two_nodes_that_look_at_once_remove_the_same(listing, wanted_bytes, budg
     assert set(left(half, wanted_bytes, budget_bytes)) <= set(gone)
 
 
-def test_the_scope_that_was_unused_longest_goes_first_and_its_oldest_objects_before_the_others():
+def test_the_longest_unused_scope_goes_first_with_its_oldest_objects():
     listing = [packed(SCOPES[0], number, 100.0 + number) for number in range(3)]
     listing += [packed(SCOPES[1], number, 50.0 + number) for number in range(3)]
     listing.append(Dated(mark_of(SCOPES[1]), 1, 200.0))

@@ -109,7 +109,7 @@ class Lit(pl.LightningModule):
         return optim.SGD(self.parameters(), lr=1e-4)
 
 
-def test_lightning_logs_figures_at_its_own_steps_to_all_of_its_loggers_and_the_diagnosis_at_the_end(job, tmp_path):
+def test_lightning_logs_figures_to_all_of_its_loggers(job, tmp_path):
     loggers = [CSVLogger(tmp_path, name=name, flush_logs_every_n_steps=1) for name in ("first", "second")]
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -246,7 +246,7 @@ class Reporter(TrainerCallback):
         self.told.append((state.global_step, dict(logs)))
 
 
-def test_the_trainer_of_transformers_logs_figures_beside_its_losses_wherever_it_reports_to(job, tmp_path):
+def test_the_trainer_of_transformers_logs_figures_beside_its_losses(job, tmp_path):
     arguments = TrainingArguments(
         output_dir=str(tmp_path),
         num_train_epochs=2,
@@ -304,7 +304,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("kind", [TensorBoardLog, MlflowLog, WandbLog])
-def test_a_loop_of_ones_own_logs_every_so_many_steps_and_what_is_left_with_the_diagnosis(job, kind):
+def test_a_plain_loop_logs_every_few_steps_and_the_rest_with_the_diagnosis(job, kind):
     recorder = Recorder()
     with kind(job, recorder, every_steps=4) as log:
         for step, _ in enumerate(job.loader(3), 1):

@@ -64,7 +64,7 @@ def commands(group=verbs, before=()):
 
 
 @pytest.mark.parametrize(("names", "verb"), [*commands()])
-def test_help_fits_a_screen_and_shows_what_most_jobs_need_and_all_of_it_says_everything(capsys, names, verb):
+def test_help_fits_a_screen_and_help_all_shows_every_option(capsys, names, verb):
     options = [param for param in verb.params if isinstance(param, click.Option)]
     assert [option.name for option in options if not option.help] == [], "an option without a word of help"
     _, short, _ = run(capsys, *names, "--help")
@@ -303,19 +303,19 @@ def test_index_counts_and_finds_the_manifest_again(capsys, folder):
 
 def test_commands_take_the_last_manifest_with_no_list(capsys, tmp_path):
     folder = image_folder(tmp_path / "photos", per_class=6)
-    code, _, err = run(capsys, "index", "--data", folder, "--no-list")
+    code, _, err = run(capsys, "index", "--data", folder, "--no-relist")
     assert code == 2
     assert "list the data first" in err
     run_json(capsys, "index", "--data", folder)
     shutil.copyfile(folder / "noise" / "000.jpg", folder / "noise" / "more.jpg")
-    assert run_json(capsys, "index", "--data", folder, "--no-list")["samples"] == 18
+    assert run_json(capsys, "index", "--data", folder, "--no-relist")["samples"] == 18
     out = tmp_path / "features.parquet"
-    found = run_json(capsys, "extract", "--data", folder, *SMALL, "--memory", "512MiB", "--no-list", "--out", out)
+    found = run_json(capsys, "extract", "--data", folder, *SMALL, "--memory", "512MiB", "--no-relist", "--out", out)
     assert found["samples"] == 18
     assert run_json(capsys, "index", "--data", folder)["samples"] == 19
-    code, _, err = run(capsys, "train", "--data", folder, *SMALL, "--no-list", "--changed", "rebuild")
+    code, _, err = run(capsys, "train", "--data", folder, *SMALL, "--no-relist", "--changed", "rebuild")
     assert code == 2
-    assert "--no-list does not" in err
+    assert "--no-relist does not" in err
 
 
 def test_index_saves_splits_and_the_other_commands_use_them(capsys, tmp_path):
@@ -457,7 +457,10 @@ def test_extract_refuses_a_file_that_it_cannot_write_before_it_lists_the_data(ca
         (("train", "--data", "{folder}", *SMALL, "--weights", "{other}"), "does not fit the network"),
         (("train", "--data", "{folder}", "--model", "support.networks:Small", "--until", "fc"), "nothing to train"),
         (("serve", "--data-root", "{folder}", "--listen", "7070"), "HOST:PORT"),
-        (("serve", "--data-root", "{folder}", "--listen", "0.0.0.0:0"), "--tenants, or start it with --open"),
+        (
+            ("serve", "--data-root", "{folder}", "--listen", "0.0.0.0:0"),
+            "--tenants, or start it with --allow-anonymous",
+        ),
         (("io", "--socket", "{folder}/new/io.sock"), "give one of them"),
         (("io", "--data-root", "{folder}/none"), "--data-root: there is no folder"),
         (("serve", "--data-root", "file://{folder}/none"), "--data-root: there is no folder"),
@@ -474,7 +477,7 @@ def test_extract_refuses_a_file_that_it_cannot_write_before_it_lists_the_data(ca
         ),
         (
             ("train", "--data", "{folder}", "--model", "x:y"),
-            "option '--until'. Last frozen module, such as layer3",
+            "option '--until'. Write --until LAYER: last frozen module, such as layer3",
         ),
     ],
 )
@@ -511,9 +514,7 @@ NOTES = [
 ]
 
 
-def test_says_before_training_what_is_lost_and_in_a_sentence_that_memory_is_too_small(
-    capsys, folder, tmp_path, monkeypatch
-):
+def test_says_before_training_what_is_lost_and_when_memory_is_short(capsys, folder, tmp_path, monkeypatch):
     (tmp_path / "frostline.json").write_text("{}")
     train, out = ("train", "--data", folder, *SMALL), ("--out", tmp_path)
     for error, options, sentence in zip(NO_MEMORY, ((), out, ("--log-format", "json")), NOTES, strict=True):

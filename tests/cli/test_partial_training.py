@@ -161,9 +161,7 @@ def expected(folder, near):
     return plain_loop(folder, near, network, 3, body_later)[:2]
 
 
-def test_layers_that_thaw_have_the_losses_of_a_plain_loop_and_find_their_features_in_the_cache(
-    capsys, folder, near, tmp_path, expected
-):
+def test_thawing_layers_have_a_plain_loops_losses_and_use_the_cache(capsys, folder, near, tmp_path, expected):
     first = trained(capsys, folder, near, *LATER, "--cache", tmp_path / "kept")
     assert (first["losses"], first["val_losses"]) == (
         pytest.approx(expected[0], rel=1e-4),

@@ -96,9 +96,9 @@ def hostile(tmp_path_factory):
     "verb",
     [
         "index --check",
-        "train --epochs 1 --batch-size 4 --skip-allowance 0.5 --val-share 0.25 --out run",
-        "extract --out f.parquet --skip-allowance 0.5",
-        "extract --out f.parquet --skip-allowance 0",
+        "train --epochs 1 --batch-size 4 --max-skipped-fraction 0.5 --val-share 0.25 --out run",
+        "extract --out f.parquet --max-skipped-fraction 0.5",
+        "extract --out f.parquet --max-skipped-fraction 0",
         "doctor",
     ],
 )
@@ -112,9 +112,9 @@ def test_verbs_show_names_of_files_and_classes(capsys, hostile, near, tmp_path, 
 
 
 def test_predictions_are_escaped_on_a_terminal_alone(capsys, hostile, near, tmp_path):
-    how = ("--epochs", 1, "--batch-size", 4, "--skip-allowance", 0.5, "--val-share", 0.25)
+    how = ("--epochs", 1, "--batch-size", 4, "--max-skipped-fraction", 0.5, "--val-share", 0.25)
     run(capsys, "train", "--data", hostile, *SMALL, *how, *near, "--out", tmp_path / "run")
-    asked = ("predict", "--run", tmp_path / "run", *SMALL[:2], "--data", hostile, "--skip-allowance", 0.5, *near)
+    asked = ("predict", "--run", tmp_path / "run", *SMALL[:2], "--data", hostile, "--max-skipped-fraction", 0.5, *near)
     code, out, err = run(capsys, *asked)
     assert code == 0, err
     assert NAME in out, "a table is as it is"

@@ -24,9 +24,9 @@ def test_a_node_that_is_lost_and_comes_back_is_said_with_its_address_and_why(cap
     with ProgressBar() as shown:
         shown(NodeLost(url="http://store-2:7070", reason="it said nothing for too long"))
         shown(NodeBack(url="http://store-2:7070"))
-    said = " ".join(capsys.readouterr().err.split())
-    assert "http://store-2:7070 is asked nothing for now: it said nothing for too long" in said
-    assert "http://store-2:7070 answers again" in said
+    first, second = capsys.readouterr().err.splitlines()  # of whole lines, since this is no terminal
+    assert "http://store-2:7070 is asked nothing for now: it said nothing for too long" in first
+    assert "http://store-2:7070 answers again" in second
 
 
 def test_a_loop_without_an_observer_finds_a_lost_node_in_the_log(caplog):

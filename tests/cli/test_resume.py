@@ -103,9 +103,7 @@ def test_resumes_from_the_previous_checkpoint_where_the_latest_is_damaged(capsys
     assert 0 < report["resumed_steps"] < int(newest.stem.removeprefix("step-"))
 
 
-def test_ends_with_a_sentence_where_no_checkpoint_can_be_read_and_leaves_every_file_as_it_is(
-    capsys, folder, near, tmp_path
-):
+def test_unreadable_checkpoints_end_with_a_sentence_and_stay_as_they_are(capsys, folder, near, tmp_path):
     out = tmp_path / "run"
     run_until_killed(5, "train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
     for path in (out / "checkpoints").iterdir():
@@ -267,7 +265,7 @@ OF_THE_RUN = {
     "samples",
     "schedule",
     "seed",
-    "skip_allowance",
+    "max_skipped_fraction",
     "split",
     "targets",
     "task",
@@ -276,7 +274,7 @@ OF_THE_RUN = {
     "until",
     "val_share",
     "val_split",
-    "views",
+    "cached_augmentations",
     "warm_up",
     "weight_decay",
     "weights",

@@ -123,12 +123,10 @@ def test_an_object_that_cannot_be_read_is_named(capsys, whole, data, near, tmp_p
     assert name in " ".join((out + err).split())
 
 
-def test_steps_behind_a_sample_that_was_left_out_are_not_recorded_and_those_before_it_are_equal(
-    capsys, data, near, tmp_path
-):
+def test_no_step_is_recorded_behind_a_sample_that_was_left_out(capsys, data, near, tmp_path):
     broken = Path(shutil.copytree(data, tmp_path / "broken"))
     (broken / "noise" / "005.jpg").write_bytes(b"no image")
-    out = trained(tmp_path / "run", "--data", broken, *HOW, *near, "--skip-allowance", 0.5, "--val-share", 0)
+    out = trained(tmp_path / "run", "--data", broken, *HOW, *near, "--max-skipped-fraction", 0.5, "--val-share", 0)
     capsys.readouterr()
     assert len(json.loads((out / "report.json").read_text())["skipped"]) == 1
     steps = RecordedSteps.read(out).steps

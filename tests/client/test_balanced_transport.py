@@ -94,7 +94,7 @@ def test_an_answer_that_breaks_half_way_is_not_begun_again():
 
 
 @pytest.mark.parametrize("engine", [REFERENCE, "another"])
-def test_a_profile_that_is_given_up_is_asked_of_no_other_node_and_none_counts_as_away(engine):
+def test_an_abandoned_profile_is_asked_of_no_other_node(engine):
     cancellation, profiled = Cancellation(), []
 
     class Profiled(Scripted):
@@ -120,7 +120,7 @@ def test_reports_that_no_node_answers():
 
 
 @pytest.mark.parametrize("refusal", [UnknownPrefix("none"), StoreThrottled("slow down", retry_after_s=1.0)])
-def test_does_not_send_a_request_to_another_node_where_the_first_one_is_to_be_asked_again(refusal):
+def test_a_request_to_be_repeated_at_its_node_goes_to_no_other(refusal):
     one, other = Scripted([refusal]), Scripted()
     with pytest.raises(type(refusal)):
         next(BalancedTransport([one, other], clock=lambda: 0.0).features(asked_for(1)))
@@ -160,7 +160,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: type(error).__name__)
-def test_what_one_node_refuses_another_gives_and_the_refusing_one_is_left_out_for_a_while(refusal):
+def test_a_node_that_refuses_what_another_gives_is_left_out_for_a_while(refusal):
     now = [0.0]
     odd = Scripted([refusal], [refusal], [rows(7)])
     spread = BalancedTransport([odd, Scripted(*[[rows(id)] for id in range(1, 7)])], lambda: now[0], names="ab")
@@ -269,7 +269,7 @@ def test_what_one_cannot_read_is_left_out_once_the_others_have_been_away_for_lon
 
 @pytest.mark.promise("complete", mended="a sample was left out where what the other nodes said first came garbled")
 @pytest.mark.parametrize("garbled", [[values(2, 1)], [FrostlineError("it is no node")]], ids=["rows", "nonsense"])
-def test_what_one_cannot_read_is_asked_again_of_those_whose_first_answers_came_garbled(garbled):
+def test_what_a_node_cannot_read_is_asked_of_those_that_garbled_it(garbled):
     now = 100.0
     other, sick = Scripted(garbled, garbled, [values(2)]), Scripted(*[[values(1, skipped=lost(2))]] * 2)
     spread = BalancedTransport([other, sick], clock=lambda: now, names="ab")
@@ -304,7 +304,7 @@ def test_every_node_is_asked_for_what_none_before_it_could_read():
     assert spread.uses()[0].unreadable == 2
 
 
-def test_a_node_that_is_left_out_for_a_while_has_its_say_about_what_others_cannot_read():
+def test_a_left_out_node_is_asked_for_what_others_cannot_read():
     sick = Scripted([values(skipped=lost(1, 2, 3))], [values(skipped=lost(4))])
     well, third = Scripted([values(1, 2, 3)], [values(5, skipped=lost(4))]), Scripted([values(skipped=lost(4))])
     spread = BalancedTransport([sick, well, third], clock=lambda: 0.0, names="abc")

@@ -131,9 +131,7 @@ def recorded_answers(tmp_path_factory):
 
 @pytest.mark.promise("intact", mended="a flipped bit in a length was waited for until the deadline")
 @pytest.mark.parametrize("kind", ["features", "health"])
-def test_a_bit_flipped_anywhere_in_an_answer_leaves_the_right_value_or_is_asked_again(
-    recorded_answers, kind, monkeypatch
-):
+def test_a_flipped_bit_of_an_answer_never_changes_a_value(recorded_answers, kind, monkeypatch):
     """Also in its head, in the lengths of its chunks and in their ends; nothing waits for the deadline of 1,000 s."""
     monkeypatch.setattr("frostline.wire.connection._REST_S", 0.1)
     monkeypatch.setattr("frostline.wire.connection._END_S", 0.1)
@@ -256,7 +254,7 @@ def test_what_another_service_answers_is_no_answer_of_a_node(images):
     assert not isinstance(caught.value, NodeUnreachable)
 
 
-def test_an_answer_that_makes_no_sense_is_damaged_counted_and_has_the_name_of_its_node(images):
+def test_a_senseless_answer_counts_as_damaged_and_names_its_node(images):
     with answering(http(JUNK)) as (url, _), transport_to(url) as transport:
         with pytest.raises(AnswerDamaged, match=f"what came from {url} is damaged: .*no stream"):
             list(transport.features(request(images, 0)))

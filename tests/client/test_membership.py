@@ -194,7 +194,7 @@ def test_two_sides_speak_the_greatest_protocol_that_both_have(theirs, ours):
             require_protocol(health, A, ours)
 
 
-def test_first_nodes_that_cannot_talk_are_left_out_and_those_that_do_not_answer_are_lost_until_they_do(tmp_path):
+def test_silent_first_nodes_are_lost_until_they_answer(tmp_path):
     fleet = Fleet(tmp_path, A, B, C)
     here = fleet.nodes[B].healthy
     fleet.nodes[B].healthy = replace(here, protocol=OTHER)
@@ -267,7 +267,7 @@ def test_the_last_node_stays_until_another_one_takes_its_place(tmp_path):
     assert fleet.transport.members == (B,)
 
 
-def test_a_node_that_failed_for_long_owns_nothing_until_it_answers_and_one_failure_moves_no_block(tmp_path):
+def test_a_node_owns_nothing_after_long_failure_and_all_after_a_single_one(tmp_path):
     fleet = Fleet(tmp_path, A, B)
     fleet.nodes[B].failure = NodeUnreachable("gone")
     for failures in range(1, 4):
@@ -311,7 +311,7 @@ def test_watching_ends_with_its_thread(tmp_path):
     assert fleet.transport.members == (A,)
 
 
-def test_a_list_that_hangs_keeps_nobody_from_noticing_a_lost_node_and_holds_no_job_at_its_end(tmp_path, monkeypatch):
+def test_a_hanging_list_hides_no_lost_node_and_holds_no_job_at_its_end(tmp_path, monkeypatch):
     fleet = Fleet(tmp_path, A, B)
     fleet.node(A).failure = NodeUnreachable("gone")
     asked, answers = threading.Event(), threading.Event()

@@ -275,7 +275,7 @@ def test_errors_arrive_as_themselves(way, images):
     node, transport = way(memory_bytes=64 << 20, max_requests=1)
     with pytest.raises(UnknownPrefix, match="upload"):
         list(transport.features(request(images, 2, DIGEST)))
-    with pytest.raises(BadRequest, match="does not serve"):
+    with pytest.raises(BadRequest, match=r"does not serve .*/etc; it serves .*: .* add more by serve --data-root"):
         list(transport.features(request("/etc", 0, samples=samples_of(images))))
     with pytest.raises(BadRequest, match="digest"):
         transport.put_prefix("0" * 64, ARTIFACT)

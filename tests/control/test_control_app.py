@@ -205,7 +205,7 @@ def test_it_listens_beyond_this_machine_for_tenants_alone(tmp_path):
     command = [*COMMAND, "control", "--config", str(tmp_path / "control.toml")]
     done = subprocess.run([*command, "--listen", "0.0.0.0:0"], capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
-    assert "[[tenant]] in --config, or start it with --open" in done.stderr
+    assert "[[tenant]] in --config, or start it with --allow-anonymous" in done.stderr
 
 
 def test_a_file_that_is_no_state_is_refused(tmp_path):
@@ -240,7 +240,7 @@ def pages_of(url):
     return found, largest
 
 
-def test_a_view_of_whatever_was_reported_is_bounded_and_what_nobody_reads_is_not_kept(tmp_path):
+def test_the_view_of_any_reports_is_bounded(tmp_path):
     count = 700
     with serving(tmp_path) as (url, process):
         with httpx.Client(base_url=url, timeout=60) as client:

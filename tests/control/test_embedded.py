@@ -142,7 +142,7 @@ def test_a_job_goes_on_in_silence_whatever_its_node_answers_to_reports(images, o
     assert [record for record in caplog.records if record.name == "frostline.control"] == []
 
 
-def test_who_wants_silence_is_not_heard_and_a_named_control_plane_goes_before_the_node():
+def test_a_named_control_plane_goes_before_the_node_and_none_is_silent():
     near = ["http://store-1:7070"]
     assert control_address(SETTINGS, near, None) == near[0]
     assert control_address(LoaderSettings(control="none"), near, None) is None

@@ -238,7 +238,7 @@ def test_a_pace_lets_no_more_go_than_its_rate_and_a_quarter_second_on_top():
     assert pace.take_usage(10.0).waited_requests
 
 
-def test_requests_are_paid_with_what_those_before_them_brought_and_the_rest_when_it_comes():
+def test_requests_are_paid_with_what_earlier_ones_brought():
     pace = Pace(0.0)
     pace.change(Amounts(bytes_per_s=1000.0), 0.0)
     assert pace.ask(0.0) == 0
@@ -255,7 +255,7 @@ def test_requests_are_paid_with_what_those_before_them_brought_and_the_rest_when
 
 def test_a_real_job_reads_the_same_samples_under_control_and_leaves_when_it_ends(tmp_path, images):
     data = Dataset(images.as_uri())
-    settings = {"samples_per_request": 4, "cache_bytes": 1 << 20, "slack": 0}
+    settings = {"samples_per_request": 4, "cache_bytes": 1 << 20, "max_reorder": 0}
     clock = Clock()
     with control_plane(tmp_path, clock, requests=2.0, bytes_per_s=1e9, memory_bytes=1e9) as (url, state):
         found = []

@@ -195,7 +195,7 @@ def seen(state, tenant=None):
     return view_of(state, tenant, 0.0)
 
 
-def test_the_view_keeps_what_a_report_does_not_repeat_and_what_those_saved_that_ended():
+def test_the_view_keeps_what_reports_do_not_repeat():
     tenants = tuple(ControlTenant(name=name, token_sha256=f"{number:064x}") for number, name in enumerate("ab"))
     state = ControlState(ControlSettings(capacity=Amounts(), tenants=tenants), now_s=0.0)
     first, second = ControlledStage(stage="w", job="night"), ControlledStage(stage="w", job="day")

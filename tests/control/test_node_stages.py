@@ -67,7 +67,7 @@ def test_a_node_without_tenants_is_one_job_and_leaves_when_it_ends(tmp_path, ima
         assert state.records == []
 
 
-def test_a_share_of_nothing_keeps_work_out_until_the_control_plane_is_gone_for_a_lease(tmp_path, images):
+def test_a_share_of_zero_stops_work_until_the_lease_of_a_gone_control_plane_ends(tmp_path, images):
     clock = Clock()
     with a_node(images) as node:
         with control_plane(tmp_path, clock, compute_s_per_s=0.0) as (url, _):
@@ -91,9 +91,7 @@ def test_a_tenant_whose_name_no_job_can_have_is_refused_at_the_start(images):
         node_reporter(node, ControlLink("http://127.0.0.1:1", None))
 
 
-def test_a_node_in_a_process_of_its_own_keeps_to_the_control_plane_that_it_or_the_environment_names(
-    tmp_path, images, monkeypatch
-):
+def test_a_served_node_follows_the_control_plane_that_is_named(tmp_path, images, monkeypatch):
     settings = NodeSettings(memory_bytes=64 << 20)
     with control_plane(tmp_path, time.time, memory_bytes=8e6) as (url, state):
 

@@ -132,7 +132,7 @@ def test_a_share_of_nothing_ends_with_its_lease_so_that_no_job_stops():
     assert second.bounds(11.0) == Amounts(requests=1.0)
 
 
-def test_whoever_does_not_say_that_it_holds_less_keeps_others_waiting_for_a_lease_at_most():
+def test_a_stage_that_never_gives_back_holds_others_for_one_lease():
     state, first, second = plane(), stage("a"), stage("b")
     exchange(state, first, 0.0)
     for now_s in range(1, 14):

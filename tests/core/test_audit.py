@@ -24,7 +24,7 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_what_happens_is_written_at_once_and_what_happens_again_once_a_minute_with_its_sums(tmp_path):
+def test_events_are_written_at_once_and_repeated_ones_once_a_minute(tmp_path):
     clock, path = Clock(), tmp_path / "new" / "audit.jsonl"
     log = AuditLog(path, clock)
     for _ in range(5):

@@ -96,7 +96,7 @@ with fl.offload(None, fl.Dataset(folder), preprocess=imagenet(32)) as job:
 
 
 @pytest.mark.usefixtures("plain_starts")
-def test_the_threads_of_a_job_that_read_are_in_the_background_and_the_training_loop_is_not(tmp_path):
+def test_reading_threads_are_in_the_background_and_the_loop_is_not(tmp_path):
     command = [sys.executable, "-c", _JOB, str(tmp_path)]
     found = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200).stdout
     policies = [line.rsplit(" ", 1) for line in found.splitlines()]

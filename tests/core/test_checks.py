@@ -40,5 +40,5 @@ def test_a_sentence_names_each_type_that_is_taken():
 
 def test_settings_show_what_differs_from_the_defaults_and_no_secret():
     assert repr(LoaderSettings()) == "LoaderSettings()"
-    assert repr(LoaderSettings(slack=None, token="secret")) == "LoaderSettings(slack=None)"
+    assert repr(LoaderSettings(max_reorder=None, token="secret")) == "LoaderSettings(max_reorder=None)"
     assert repr(NodeSettings(device_batch=8)) == "NodeSettings(device_batch=8)"

@@ -202,7 +202,7 @@ ASKED = {
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_what_was_asked_for_says_where_there_is_no_room_and_leaves_nothing_half_written(disk, images, name):
+def test_output_on_a_full_disk_is_an_error_and_leaves_nothing_half_written(disk, images, name):
     folder = disk.path / name.replace(" ", "-")
     folder.mkdir()
     disk.fill()

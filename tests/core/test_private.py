@@ -161,7 +161,7 @@ def test_a_users_own_folder_is_written_as_the_users_mask_says(tmp_path):
     assert modes(tmp_path)[str(tmp_path / "a" / "b.jpg")] == 0o644
 
 
-def test_a_line_is_not_written_through_a_link_that_somebody_put_there_unless_its_user_named_it(tmp_path):
+def test_a_line_is_written_through_no_link_that_its_user_did_not_name(tmp_path):
     owned, link = tmp_path / "owned", tmp_path / "steps.jsonl"
     owned.write_bytes(b"mine\n")
     link.symlink_to(owned)

@@ -117,7 +117,7 @@ def test_an_address_of_ipv4_that_is_written_as_one_of_ipv6_is_that_address_alone
 
 
 @given(st.lists(st.floats(0, 30), max_size=60))
-def test_wrong_tokens_of_an_address_are_answered_ten_at_once_and_ten_a_minute_after_that(pauses):
+def test_wrong_tokens_are_answered_ten_at_once_and_then_ten_a_minute(pauses):
     clock = Clock()
     tokens = table(holder("ann", "anns"), monotonic=clock)
     answered_at = []
@@ -152,7 +152,7 @@ def test_an_end_that_is_no_time_is_refused(said):
         with_ends({"expires_at": said})
 
 
-def test_a_file_is_read_again_where_it_changed_and_what_makes_no_sense_leaves_what_was_read(tmp_path, caplog):
+def test_a_changed_file_is_read_again_and_an_invalid_one_changes_nothing(tmp_path, caplog):
     caplog.set_level(logging.INFO, "frostline.tokens")
     clock, path, read = Clock(), tmp_path / "tenants.toml", []
 

@@ -192,7 +192,7 @@ def test_members_of_gzip_one_after_the_other_are_one_file(store):
     assert len(fl.Dataset(store.url)) == len(IMAGES)
 
 
-def test_what_unpacks_to_far_more_than_samples_do_is_refused_before_it_fills_the_disk(store):
+def test_a_tar_that_unpacks_to_too_much_is_refused_before_the_disk_is_full(store):
     store.write("x.tar.gz", gzip.compress(bytes(120 << 20), 9))
     with pytest.raises(DataError, match=r"would unpack to more than 500 times its \d+ kB"):
         len(fl.Dataset(store.url))

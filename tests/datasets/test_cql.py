@@ -257,11 +257,11 @@ def test_a_folder_that_is_put_into_a_table_twice_is_there_once_and_trains_alike(
     place = url(server, "f_made")
     seen = []
     for _ in range(2):
-        done = put_into_table(source, place, skip_allowance=0.1, observe=seen.append)
+        done = put_into_table(source, place, max_skipped_fraction=0.1, observe=seen.append)
         assert (done.samples, len(done.skipped)) == (18, 1)
         assert len(fl.Dataset(place, cache=tmp_path)) == 18
     with pytest.raises(TooManySkipped, match=r"gone\.jpg"):
-        put_into_table(source, place, skip_allowance=0, observe=seen.append)
+        put_into_table(source, place, max_skipped_fraction=0, observe=seen.append)
     data = fl.Dataset(place, cache=tmp_path)
     assert list(data.names) == sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))
     for row, name in enumerate(data.names):
@@ -481,7 +481,7 @@ def test_never_overwrites_a_sample_of_other_data_with_the_same_name(
     assert contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) == contents(first)
 
 
-def test_data_sets_share_a_table_where_their_names_differ_or_their_samples_are_the_same(
+def test_data_sets_share_a_table_if_names_differ_or_samples_are_equal(
     server_of_into_cql, session_of_into_cql, few, tmp_path
 ):
     first = fl.Dataset(few, cache=tmp_path)

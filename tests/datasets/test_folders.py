@@ -395,7 +395,7 @@ def test_what_lists_say_of_splits_goes_with_the_images_that_they_mean(store):
     assert (data.splits, data.manifest.left_out) == (("train", "test"), ())
 
 
-def test_lists_called_as_splits_divide_the_images_of_one_folder_and_what_they_contradict_is_said(store):
+def test_lists_named_as_splits_divide_the_images_of_one_folder(store):
     for name in "abcd":
         store.write(f"images/{name}.jpg", b"x")
     store.write("train.csv", b"url,file_name,label\nhttp://x/1,a.jpg,cat\nhttp://x/2,b.jpg,dog\nhttp://x/2,b.jpg,cat\n")
@@ -501,7 +501,7 @@ def test_a_list_means_images_within_its_own_folder_and_never_one_of_several(stor
     assert left.get(what) == ((written,) if what else None)
 
 
-def test_rows_of_lists_of_urls_mean_what_lies_in_their_folder_and_never_one_of_several(store):
+def test_rows_of_url_lists_mean_files_of_their_own_folder(store):
     for name in ("a.jpg", "b.jpg", "0/a.jpg", "0/c.jpg", "1/c.jpg", "1/m.png", "0/m.png"):
         store.write(name, b"x")
     store.write("x.csv", b"file_name,mask,label\na.jpg,1/m.png,x\nc.jpg,,y\nb,m,z\n")

@@ -299,7 +299,7 @@ def test_a_copy_stops_where_changes_are_refused_and_leaves_them_out_where_not(co
         one.write_bytes((folder / "noise" / "002.jpg").read_bytes())
     with pytest.raises(DataChanged, match=r"noise/001\.jpg is not what it was"):
         COPIES[copied](kinds["refuse"], str(tmp_path / "refused"))
-    done = COPIES[copied](kinds["skip"], str(tmp_path / "copy"), skip_allowance=0.1)
+    done = COPIES[copied](kinds["skip"], str(tmp_path / "copy"), max_skipped_fraction=0.1)
     assert done.samples == 11
     assert [(sample.object, sample.changed) for sample in done.skipped] == [("noise/001.jpg", True)]
 

@@ -107,7 +107,7 @@ def test_splits_a_memory_mapped_manifest_without_reading_its_labels(tmp_path, mo
     assert more.split(0.3, seed=1)[1].names == parts[0][1].names
 
 
-def test_labels_too_far_apart_to_be_counted_beforehand_are_counted_when_they_are_needed(tmp_path, monkeypatch):
+def test_labels_too_far_apart_are_counted_when_they_are_needed(tmp_path, monkeypatch):
     data, cache = tmp_path / "data", tmp_path / "cache"
     data.mkdir()
     shard(data / "0.tar", [f"{number:03}" for number in range(30)], lambda name: int(name) % 2 * 70_000)

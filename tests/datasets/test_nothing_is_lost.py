@@ -80,7 +80,7 @@ def test_a_class_whose_images_are_of_a_suffix_that_is_not_read_is_named(store, c
     assert "\n" not in record.message
 
 
-def test_what_lies_beside_the_samples_of_any_format_is_named_and_what_belongs_to_it_is_not(store):
+def test_what_lies_beside_samples_is_named_unless_it_belongs_to_them(store):
     store.write("a.tar", tar_of([("1.jpg", IMAGE), ("2.xcf", IMAGE), ("2.cls", b"3"), ("__meta__", b""), (".x", b"")]))
     put(store, "odd.jpg", "b.bin")
     assert said(Dataset(store.url, format="webdataset")) == [

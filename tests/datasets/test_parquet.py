@@ -261,7 +261,7 @@ def test_what_a_writer_has_not_finished_is_no_part_of_its_table(store):
     ("log", "kind"),
     [("_delta_log/00.json", "Delta"), ("metadata/v1.metadata.json", "Iceberg"), (".hoodie/hoodie.properties", "Hudi")],
 )
-def test_tables_whose_log_says_which_files_count_are_refused_until_their_files_are_named(store, log, kind):
+def test_tables_with_a_log_are_refused_until_their_files_are_named(store, log, kind):
     put_table(store, "data/a.parquet", image=[b"1"], label=["x"])
     store.write(log, b"{}")
     with pytest.raises(EmptyDataset, match=f"{log} belongs to a table of {kind}, whose log says which of its files"):
@@ -483,7 +483,7 @@ def test_a_node_reads_images_beside_parquet_files_and_notices_one_that_changed(t
     batches = list(fl.loader(data, 8, preprocess=steps, near=shared_node.url))
     assert sorted(batches[0].features[:, 0, 0, 0].tolist()) == [0, 1, 2]
     (tmp_path / "images/b.png").write_bytes(png(200))
-    settings = LoaderSettings(skip_allowance=0.5)
+    settings = LoaderSettings(max_skipped_fraction=0.5)
     batches = list(fl.loader(data, 8, preprocess=steps, near=shared_node.url, settings=settings, observe=seen.append))
     assert sorted(batches[0].features[:, 0, 0, 0].tolist()) == [0, 1]
     assert [event.changed for event in seen if isinstance(event, SampleSkipped)] == [True]
@@ -815,7 +815,7 @@ def lying(form):
 @pytest.mark.promise("bounded", mended="pages that have more bytes than the footer says were decompressed")
 @pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")
 @pytest.mark.parametrize("form", ["zstd", "brotli", "dictionary", "rows", "values of a dictionary"])
-def test_a_file_whose_pages_have_more_than_its_footer_says_is_refused_before_they_are_decoded(store, form):
+def test_pages_larger_than_the_footer_says_are_refused_before_decoding(store, form):
     data = lying(form)
     assert len(data) < 100_000
     store.write("x.parquet", data)

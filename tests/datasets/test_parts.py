@@ -104,7 +104,7 @@ def copies(source, folder, run):
     found = []
     for name, more in (("here", {}), ("again", {"runner": made_twice_elsewhere})):
         events = []
-        done = run(source, folder / name, skip_allowance=0.1, observe=events.append, **more)
+        done = run(source, folder / name, max_skipped_fraction=0.1, observe=events.append, **more)
         assert [event.id for event in events if isinstance(event, SampleSkipped)] == [lost.id for lost in done.skipped]
         assert [event for event in events if isinstance(event, ProgressMade)][-1].done == len(source)
         found.append(({**done.to_json(), "url": "", "seconds": 0}, files(folder / name)))
@@ -120,7 +120,7 @@ def test_a_copy_is_the_same_whoever_makes_its_parts(images, tmp_path, format):
     assert again == here
     assert here[0]["made"] == here[0]["parts"] > 2
     done = repack(
-        images, tmp_path / "again", format, shorter_side=24, part_bytes=8_000, skip_allowance=0.1, observe=quiet
+        images, tmp_path / "again", format, shorter_side=24, part_bytes=8_000, max_skipped_fraction=0.1, observe=quiet
     )
     assert (done.made, done.samples) == (0, 18)
 
@@ -142,7 +142,7 @@ def test_a_part_with_too_many_unreadable_samples_ends_a_copy_wherever_it_was_mad
             tmp_path,
             "webdataset",
             shorter_side=24,
-            skip_allowance=0,
+            max_skipped_fraction=0,
             observe=quiet,
             runner=made_twice_elsewhere,
         )
@@ -163,7 +163,7 @@ def test_rows_put_again_are_the_same_rows_and_counted_once(images, cql, monkeypa
 
 def test_tasks_elsewhere_cannot_write_into_the_memory_of_this_process(images, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
-        main(["ingest", images.url, "memory://copy", "--format", "parquet", "--on", "ray"])
+        main(["ingest", images.url, "memory://copy", "--format", "parquet", "--executor", "ray"])
     assert "memory:// is that of one process" in capsys.readouterr().err
 
 

@@ -174,9 +174,9 @@ def test_damaged_records_are_left_out_of_a_copy(images, tmp_path):
     for to in ("webdataset", "ready"):
         seen = []
         if to == "ready":
-            ingest(format, tmp_path / "copy", format.manifest.applied, skip_allowance=0.1, observe=seen.append)
+            ingest(format, tmp_path / "copy", format.manifest.applied, max_skipped_fraction=0.1, observe=seen.append)
         else:
-            repack(format, tmp_path / to, to, skip_allowance=0.1, observe=seen.append)
+            repack(format, tmp_path / to, to, max_skipped_fraction=0.1, observe=seen.append)
         (skipped,) = (event for event in seen if isinstance(event, SampleSkipped))
         assert "damaged record" in skipped.reason
 
@@ -285,7 +285,7 @@ def test_a_damaged_record_is_skipped_and_never_handed_out(images, tmp_path):
 
 
 @pytest.mark.parametrize("length", [1, 1 << 20, 1 << 62], ids=["short", "long", "absurd"])
-def test_a_record_that_a_request_names_wrongly_costs_none_of_those_that_are_read_with_it(images, tmp_path, length):
+def test_a_wrongly_named_record_costs_none_of_those_read_with_it(images, tmp_path, length):
     format = made_ready(fl.Dataset(images), tmp_path, imagenet(32))
     samples = format.samples.take(np.arange(8))
     lengths = samples.lengths.copy()
@@ -310,9 +310,11 @@ def test_images_that_cannot_be_read_are_left_out_up_to_the_allowance(images, tmp
     broken = shutil.copytree(images, tmp_path / "broken")
     (broken / "noise" / "003.jpg").write_bytes(b"no image")
     with pytest.raises(TooManySkipped, match="1 of 24"):
-        made_ready(fl.Dataset(broken), tmp_path / "none", imagenet(32), skip_allowance=0)
+        made_ready(fl.Dataset(broken), tmp_path / "none", imagenet(32), max_skipped_fraction=0)
     heard = []
-    format = made_ready(fl.Dataset(broken), tmp_path / "some", imagenet(32), skip_allowance=0.1, observe=heard.append)
+    format = made_ready(
+        fl.Dataset(broken), tmp_path / "some", imagenet(32), max_skipped_fraction=0.1, observe=heard.append
+    )
     assert [item.object for item in heard if isinstance(item, SampleSkipped)] == ["noise/003.jpg"]
     assert len(format) == 23
     assert "noise/003.jpg" not in format.names

@@ -139,7 +139,7 @@ def test_values_that_changed_have_their_part_made_again_and_no_other(images, tmp
     assert copied(images.with_columns({"slide": values}), tmp_path, format).made == 0
 
 
-def test_values_that_changed_are_renewed_in_a_ready_format_without_its_pixels_being_made_again(images, tmp_path):
+def test_changed_values_are_renewed_without_making_pixels_again(images, tmp_path):
     applied = Applied.to(imagenet(32), "uint8")
     scores = [0.5, float("nan"), *map(float, range(2, len(images)))]
     options = {"object_bytes": 20_000, "observe": quiet}
@@ -421,13 +421,13 @@ def test_notices_bytes_that_differ_from_those_written(images, tmp_path, monkeypa
 def test_images_are_scaled_down_and_unreadable_ones_are_named(tmp_path):
     source = image_folder(tmp_path / "images", per_class=4)
     (source / "circle" / "broken.jpg").write_bytes(b"\xff\xd8 no image")
-    done = copied(fl.Dataset(source), tmp_path / "copy", "original", shorter_side=24, skip_allowance=0.1)
+    done = copied(fl.Dataset(source), tmp_path / "copy", "original", shorter_side=24, max_skipped_fraction=0.1)
     assert [sample.object for sample in done.skipped] == ["circle/broken.jpg"]
     assert done.samples == 12
     small = [path.read_bytes() for path in (tmp_path / "copy").glob("*/*.jpg")]
     assert {Image.open(BytesIO(item)).size for item in small} == {(30, 24)}
     with pytest.raises(TooManySkipped):
-        copied(fl.Dataset(source), tmp_path / "other", "original", shorter_side=24, skip_allowance=0)
+        copied(fl.Dataset(source), tmp_path / "other", "original", shorter_side=24, max_skipped_fraction=0)
 
 
 def test_small_images_keep_their_bytes_and_others_their_kind():

@@ -281,7 +281,7 @@ def test_saved_splits_are_there_for_everyone_who_lists_the_same(data, tmp_path):
 
 
 def test_refuses_an_unknown_split(data, tmp_path):
-    with pytest.raises(SettingError, match="has no split 'train', nor any: save_splits or frostline index"):
+    with pytest.raises(SettingError, match=r"has no split 'train', and no other: frostline index --split train=0.8"):
         data["train"]
     data.save_splits({"train": data})
     with pytest.raises(SettingError, match="has no split 'test', only train"):

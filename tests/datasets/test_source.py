@@ -258,7 +258,7 @@ def test_a_list_of_nodes_that_all_hang_ends_within_one_bound_with_a_sentence(pho
         assert 0.9 <= time.monotonic() - started < 3, "all together have so long, not each"
 
 
-def test_a_node_that_is_ready_and_keeps_its_listing_back_does_not_keep_others_from_listing(photos, node, tmp_path):
+def test_a_ready_node_that_withholds_its_listing_stops_no_other(photos, node, tmp_path):
     with FaultyWay(node.url, random.Random(0)) as way:
         way.switch_scope("keeps posts back")
         started = time.monotonic()

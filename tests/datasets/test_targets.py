@@ -134,7 +134,7 @@ def test_parts_have_the_targets_of_their_own_samples_and_kinds_of_the_whole(stor
     assert plain(vectors.target_columns.at(np.array([0]))) == [[1]]
 
 
-def test_samples_without_a_value_are_refused_by_column_and_count_unless_they_are_floats(store):
+def test_samples_without_a_value_are_refused_unless_it_is_a_float(store):
     store.write("x.parquet", parquet(n=[1, None, None], t=["a", None, "b"], v=[[1], None, [2]], f=[0.5, None, 1.0]))
     for name, count in (("n", 2), ("t", 1), ("v", 1)):
         with pytest.raises(DataError, match=f"{count} of 3 samples have no value in the column '{name}'.*select"):

@@ -206,7 +206,9 @@ def test_lists_that_make_no_sense_get_a_sentence(store):
     assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na,1\n")
     assert "labels.csv is no CSV file" in refused(store, "url,label\na.jpg\nb,c,d\n")
     assert "labels.csv is no CSV file" in refused(store, "")
-    assert "b.jpg is listed and not there, nor are 1 others" in refused(store, "url,label\nb.jpg,1\nc.jpg,1\n")
+    said = "b.jpg is listed and missing{}: mend the list"
+    assert said.format(", and so are all 1 others") in refused(store, "url,label\nb.jpg,1\nc.jpg,1\n")
+    assert said.format("") in refused(store, "url,label\nb.jpg,1\n")
     assert "a.jpg 2 times" in refused(store, "url,label\na.jpg,1\na.jpg,2\n")
     assert "gopher://" in refused(store, "url,label\ngopher://a/b.jpg,1\n")
     assert "name no samples" in refused(store, "url,label\n")
@@ -234,7 +236,7 @@ def test_samples_of_a_list_that_are_not_there_are_counted_and_named(tmp_path):
         lists = tmp_path / "lists"
         lists.mkdir()
         (lists / "labels.csv").write_text("\n".join(["url,label", *rows]))
-        settings = fl.LoaderSettings(skip_allowance=1.0)
+        settings = fl.LoaderSettings(max_skipped_fraction=1.0)
         with fl.offload(None, fl.Dataset(lists), preprocess=tiny_preprocess(), settings=settings) as job:
             read = sum(len(batch.labels) for batch in job.loader(4))
             (skipped,) = job.statistics().skipped

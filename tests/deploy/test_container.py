@@ -60,7 +60,7 @@ def test_listens_where_the_image_says_and_its_health_check_asks():
     assert f'"http://127.0.0.1:{port}/v1/health"' in instructions("HEALTHCHECK")[0]
 
 
-def test_packages_come_by_their_hashes_and_as_wheels_and_torch_is_that_of_the_makefile():
+def test_packages_are_wheels_by_hash_and_torch_is_the_makefiles():
     torch = re.search(r"^TORCH := (\S+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     assert f"TORCH={torch}" in instructions("ARG")
     locked = [line for line in instructions("RUN") if "requirements/node.txt" in line]

@@ -147,7 +147,7 @@ QUICK = [offer for offer in BESIDE if "compiled" not in offer.name]
 
 
 @pytest.mark.parametrize("offer", every(BESIDE))
-def test_an_engine_that_takes_pixels_as_they_are_kept_gives_the_features_of_the_reference(offer, shelf):
+def test_an_engine_on_bytes_of_pixels_gives_the_references_features(offer, shelf):
     prefix, batch = small_prefix(), kept_pixels(16)
     cut = last(prefix)
     engine, given = taking_pixels(offer, prefix, cut, shelf, max_rows=16), batch.copy()
@@ -173,7 +173,7 @@ def test_features_of_ready_pixels_do_not_depend_on_their_neighbours_in_a_run(off
 
 
 @pytest.mark.parametrize("offer", QUICK, ids=names(QUICK))
-def test_engines_of_two_meanings_of_pixels_stand_beside_each_other_and_beside_one_that_takes_floats(offer, shelf):
+def test_engines_of_two_meanings_of_pixels_are_kept_apart(offer, shelf):
     prefix, batch = small_prefix(), kept_pixels(16)
     cut = last(prefix)
     other = Levels(mean=(0.0, 0.0, 0.0), std=(255.0, 255.0, 255.0))
@@ -188,7 +188,7 @@ def test_engines_of_two_meanings_of_pixels_stand_beside_each_other_and_beside_on
         taking_pixels(offer, prefix, cut, shelf).run(LEVELS.apply(batch), cut)
 
 
-def test_an_engine_is_not_made_for_pixels_that_mean_something_else_than_its_name_says():
+def test_an_engine_is_not_made_for_pixels_of_another_meaning():
     prefix, other = small_prefix(), Levels(mean=(0.0,) * 3, std=(1.0,) * 3)
     name = identity("torch-channels-last", "fp32", kept_pixels(8), LEVELS)
     for levels in (other, None):
@@ -235,7 +235,7 @@ def test_8_bits_are_not_made_without_pixels_to_calibrate_on(offer):
 
 
 @pytest.mark.parametrize("offer", [offer for offer in HERE if offer.precision == "int8"], ids=lambda offer: offer.name)
-def test_engines_of_two_calibrations_stand_beside_each_other_and_each_gives_its_own_features(offer, tmp_path):
+def test_engines_of_two_calibrations_each_give_their_own_features(offer, tmp_path):
     prefix, batch = small_prefix(), pixels(8)
     cut, features = last(prefix), []
     for some in (pixels(16, seed=1), 3 * pixels(16, seed=2)):

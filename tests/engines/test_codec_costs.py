@@ -36,7 +36,7 @@ class Clock:
         return self.now
 
 
-def test_cuts_far_above_the_encoded_sample_and_the_smallest_cut_are_not_worth_packing():
+def test_cuts_far_larger_than_the_sample_are_not_worth_packing():
     cuts = [cut(1, (1000,)), cut(2, (250,)), cut(3, (251,)), cut(4, (20,))]
     assert [item.number for item in cuts_worth_packing(cuts, 250)] == [2, 4]
     assert [item.number for item in cuts_worth_packing(cuts, 1000)] == [1, 2, 3, 4]

@@ -96,7 +96,7 @@ def test_runs_nothing_where_there_is_one_choice(folder, reference):
     assert (found.threads, found.rows) == (1, 8)
 
 
-def test_seconds_are_those_that_the_trial_had_of_its_threads_and_not_what_others_took(folder, reference, monkeypatch):
+def test_seconds_of_a_trial_are_those_of_its_own_threads(folder, reference, monkeypatch):
     ticks = iter(range(1000))
     monkeypatch.setattr("frostline.engines.trials.time.process_time", lambda: 0.8 * next(ticks))
     found = try_engine(subject(folder, rows=(8,), threads=(2,)), "torch-channels-last", LAST, reference)
@@ -117,7 +117,7 @@ class Watching(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_an_engine_of_torch_runs_on_the_threads_it_was_made_for_and_leaves_the_others_alone(threads):
+def test_an_engine_of_torch_runs_on_its_own_number_of_threads(threads):
     made = build(
         "torch-channels-last", PREFIX.graph, PREFIX.cuts, PREFIX.tensors, cut=LAST, threads=threads, max_rows=8
     )

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.promise("bounded")
 GRAPHS = 150
 
 
-def test_no_graph_that_is_taken_ends_its_process_or_takes_more_memory_than_was_reckoned():
+def test_no_accepted_graph_ends_its_process_or_exceeds_its_memory():
     became, findings = fuzzed(0, GRAPHS)
     assert findings == []
     assert sum(became.values()) == GRAPHS

@@ -98,7 +98,7 @@ def test_a_release_dates_what_was_unreleased_and_numbers_the_code():
         release["numbered"]("nothing", "0.9.0")
 
 
-def test_a_release_numbers_the_citation_and_ends_what_the_readme_says_of_the_time_before():
+def test_a_release_numbers_the_citation_and_updates_the_readme():
     release = tool("release")
     now = release["CITATION"].read_text(encoding="utf-8")
     then = release["cited"](now, "0.9.0", "2030-01-31")

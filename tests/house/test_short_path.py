@@ -54,6 +54,6 @@ def test_a_sample_with_frozen_layers_in_the_same_process_passes_at_most_42_files
     assert "node/device.py" in files, "the node's device runs the layers"
 
 
-def test_a_sample_with_frozen_layers_at_a_node_over_http_passes_at_most_60_files_of_both(folder):
+def test_a_sample_over_http_passes_at_most_60_files_of_both_sides(folder):
     files, _ = traced(folder, 4, 60, "http")
     assert {"client/http.py", "node/http/app.py", "node/device.py"} <= files, "a node is asked"

@@ -1,11 +1,13 @@
 """The code's words: one class a name, functions that are verbs or nouns, whole descriptions, bounds as max and min."""
 
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MAX_NAME_OF_A_TEST = 80
 WORDS = runpy.run_path(str(ROOT / "scripts" / "words.py"))
 
 
@@ -36,6 +38,8 @@ def test_only_a_noun_verb_article_or_number_begins_a_description():
     assert [word for word in fragments.split() if not WORDS["is_fragment"](word)] == []
     verbs = "gives,the makes,it is,told lets,time knows,which runs,the counts,what reads,them answers,the names,it"
     assert [words for words in verbs.split() if not WORDS["is_fragment"](*words.split(","))] == []
+    sentences = "there,is there,are too,many this,node"
+    assert [words for words in sentences.split() if WORDS["is_fragment"](*words.split(","))] == []
     nouns = "rows,that reads,under counts,of samples,a passes,over bytes,on runs,of"
     assert [words for words in nouns.split() if WORDS["is_fragment"](*words.split(","))] == []
     assert [word for word in whole.split() if WORDS["is_fragment"](word)] == []
@@ -51,20 +55,31 @@ def test_only_a_verb_or_a_noun_is_a_name_of_a_function():
 def test_finds_fragments_names_parameters_loops_and_banned_words(tmp_path):
     (tmp_path / "odd.py").write_text(
         '"""Odd words."""\n\n\ndef f(values, most_rows, add):\n    """Sum.\n\n    Args:\n'
-        "        values: that are added.\n        most_rows: How many are added.\n        add: adds them.\n"
+        "        values: that are added.\n        most_rows: How many are added.\n        add: adds them.\n\n"
+        "    Returns:\n        By value, their sum\n        to the last digit.\n\n"
+        "    Raises:\n        a.B, ValueError: If they are none.\n        KeyError: There is none.\n"
         '    """\n    return sum(one for one in values)\n\n\n'
         "class A:\n    @property\n    def known(self):\n        return 1\n\n"
         "    def done(self, one):\n        return one\n"
     )
     places, count = WORDS["places"]((tmp_path,))
-    assert count == 3
+    assert count == 6
     assert [why for _, _, why in places] == [
         "the description of values begins with 'that'",
         "the description of most_rows begins with 'How'",
         "the description of add begins with 'adds'",
+        "the description of what is returned begins with 'By'",
+        "the description of a.B, ValueError begins with 'If'",
         "a loop variable is called 'one': call it what it holds",
         "the function done is a bare participle or adjective: a verb or a noun",
         "a parameter is called 'one': call it what it is",
         "say max_ or min_ for most_rows",
         "say max_ or min_ for most_rows",
     ]
+
+
+def test_names_of_tests_have_at_most_80_characters():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "tests").rglob("test_*.py")))
+    names = re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)
+    assert len(names) > 1_000, "tests are found at all"
+    assert [name for name in names if len(name) > MAX_NAME_OF_A_TEST] == [], "say what holds, and no more"

@@ -52,9 +52,7 @@ def test_a_service_keeps_to_its_shares_and_its_rows_are_the_same(tmp_path, image
 
 
 @pytest.mark.parametrize("does_report", [True, False])
-def test_the_bytes_of_a_job_are_counted_once_though_it_and_its_service_have_a_control_plane(
-    tmp_path, images, does_report
-):
+def test_bytes_of_a_job_and_its_service_are_counted_once(tmp_path, images, does_report):
     url, settings = unnamed_address(), IoSettings(memory_bytes=8 * MIB)
     with (
         Node(NodeSettings(memory_bytes=96 * MIB, device_batch=8), (images.as_uri(),)) as node,

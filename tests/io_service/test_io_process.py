@@ -227,7 +227,7 @@ def test_a_service_that_is_killed_ends_answers_with_a_sentence_and_is_found_agai
         assert len(joined(transport.features(asked(images)))[0]) == 24
 
 
-def test_a_service_that_is_stopped_is_waited_for_no_longer_than_the_deadline_and_then_goes_on(images, service):
+def test_a_stopped_service_is_waited_for_until_the_deadline_and_then_used(images, service):
     with closing(service.transport(LoaderSettings(deadline_s=1.0))) as transport:
         whole = joined(transport.features(asked(images)))
         pid = service.pid
@@ -273,7 +273,7 @@ def test_a_parent_that_is_killed_leaves_no_service_behind(images, how):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_another_users_process_is_turned_away_and_another_users_service_is_not_trusted(images, service):
+def test_processes_and_services_of_other_users_are_not_trusted(images, service):
     code = f"""
         import os, socket
         os.setuid(65534)

@@ -274,7 +274,7 @@ def test_a_session_that_sends_nonsense_gets_a_sentence_and_may_go_on(node, image
             assert len(joined(one.features(asked(images)))[0]) == COUNT
 
 
-def test_a_flood_of_connections_that_takes_all_descriptors_leaves_a_service_that_hears_others(node, images):
+def test_a_service_hears_others_after_a_flood_took_all_descriptors(node, images):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def connect_all(flood):
@@ -353,7 +353,7 @@ def test_only_one_service_listens_at_an_address_and_a_stale_socket_is_replaced(n
         assert one.health() == node.health()
 
 
-def test_a_service_that_stops_ends_what_is_under_way_with_a_sentence_and_is_found_again(images, tmp_path):
+def test_a_stopping_service_ends_requests_with_a_sentence_and_is_found_again(images, tmp_path):
     node, url = ScriptedTransport([Act(gate="door", gate_after=8, rows_per_batch=8)]), f"unix://{tmp_path}/x/io.sock"
     with jobs(url, 1) as (one,):
         with serving(node, url):

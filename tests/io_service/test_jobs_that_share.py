@@ -82,7 +82,7 @@ JOB = """
 """
 
 
-def test_two_processes_that_read_the_same_in_other_orders_have_it_read_and_decoded_once(folder, node):
+def test_what_two_processes_read_in_other_orders_is_decoded_once(folder, node):
     with start_io(Upstream(near=(node.url,)), IoSettings(memory_bytes=64 << 20)) as service:
         before = read_bytes(service)
         with python(JOB, folder, service.url, 1) as one, python(JOB, folder, service.url, 2) as other:

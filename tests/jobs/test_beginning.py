@@ -122,7 +122,7 @@ def test_measures_first_where_the_plan_is_wanted_first(folder, profiled):
         np.testing.assert_array_equal(rows_of(job), rows)
 
 
-def test_sides_with_cores_of_their_own_are_measured_while_the_job_runs_where_that_pays(folder, profiled, monkeypatch):
+def test_sides_with_cores_of_their_own_are_measured_if_that_pays(folder, profiled, monkeypatch):
     monkeypatch.setattr(beginning, "shares_cores", lambda *_: False)
     with job_on(folder, accuracy="exact") as job:
         rows_of(job)
@@ -144,9 +144,7 @@ def test_sides_with_cores_of_their_own_are_measured_while_the_job_runs_where_tha
     assert len(profiled) == 1
 
 
-def test_an_engine_that_was_found_is_used_from_then_on_and_from_the_beginning_by_the_next_job(
-    folder, profiled, cache, monkeypatch
-):
+def test_a_found_engine_is_used_from_then_on_and_by_the_next_job(folder, profiled, cache, monkeypatch):
     def engine(self, context, *_):
         context.transport.profile(_wanted(context))
         make_fastest(cache / "engines", OTHER)  # a trial on a busy machine may say that it is not
@@ -264,7 +262,7 @@ def test_a_node_tries_an_engine_if_what_is_left_behind_the_upload_pays_for_it(sa
     assert beginning.pays_for_trial(Left(samples=samples, samples_per_s=samples_per_s), trial_s) is pays
 
 
-def test_a_loop_that_goes_on_behind_what_it_said_is_expected_to_go_on_for_as_long_again():
+def test_a_loop_past_its_announced_end_is_expected_to_last_as_long_again():
     judged = []
     found = measuring(lambda *_: None, samples=16, is_worth=lambda samples_left, **_: judged.append(samples_left))
     for epoch in range(3):
@@ -329,7 +327,7 @@ def test_an_engine_that_is_found_soon_serves_the_first_batch_too(folder, monkeyp
     assert [event.name for event in events if isinstance(event, PhaseStarted)][-1] == "trying an engine"
 
 
-def test_a_node_elsewhere_has_its_engine_tried_first_and_both_sides_are_measured_when_that_pays(folder, monkeypatch):
+def test_a_remote_nodes_engine_is_tried_before_both_sides_are_measured(folder, monkeypatch):
     monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
     monkeypatch.setattr(beginning, "shares_cores", lambda *_: False)
     order, pays = [], threading.Event()
@@ -595,7 +593,7 @@ def test_a_job_begins_at_a_full_node_as_soon_as_memory_is_free(tmp_path):
     assert all(wait.delay_s >= 1 for wait in waits)
 
 
-def test_jobs_whose_networks_do_not_fit_together_take_turns_and_have_all_their_features(tmp_path, monkeypatch):
+def test_jobs_whose_networks_do_not_fit_together_take_turns(tmp_path, monkeypatch):
     monkeypatch.setattr(stays, "_TURN_S", 0.02)
     folder = image_folder(tmp_path / "images", per_class=10)
     data, names, last = fl.Dataset(folder), ("ann", "bob", "cat", "dan"), nodes.small_network(side=8).cuts[-1].number

@@ -109,7 +109,7 @@ def expected(folder, tmp_path_factory):
             return rows_of(job)
 
 
-def test_both_sides_give_the_features_of_the_reference_to_the_bit_where_it_is_asked_for(folder, expected):
+def test_both_sides_give_the_references_features_to_the_bit_if_asked(folder, expected):
     once = {"hedge_quantile": 1.0}  # a request that is made twice on a busy machine counts twice
     with node_elsewhere(folder) as url, job_near(url, folder, accuracy="exact", settings=once) as job:
         passes = 0
@@ -226,9 +226,7 @@ def test_a_trainer_that_could_try_no_engine_says_so_and_computes_all_the_same(fo
     )
 
 
-def test_a_node_that_does_not_run_the_network_is_told_by_the_loop_and_the_trainer_computes_all(
-    folder, expected, monkeypatch
-):
+def test_the_trainer_computes_all_where_the_node_does_not_run_the_network(folder, expected, monkeypatch):
     def profile(self, *_):
         raise OverBudget("this network takes 9 GB: start the node with more --memory")
 

@@ -104,7 +104,7 @@ class Read(Net):
         return self.fc(self.last(self.body(hidden)).mean((2, 3))) * self.weights["of all"][0] / self.temperature
 
 
-def test_attributes_that_frozen_code_reads_are_noticed_and_those_of_the_head_are_the_users(folder):
+def test_changed_attributes_of_frozen_code_are_noticed_and_the_heads_are_not(folder):
     model = freeze(Read().train(), "last", input_shape=(3, 32, 32))
     with job_for(folder, model) as job:
         batches = iter(job.loader(BATCH))
@@ -207,7 +207,7 @@ BY_A_RUN = {"the environment", "a class of modules", "a long table"} | {
 """What of these shows in what the frozen layers give alone."""
 
 
-def test_whatever_else_frozen_code_reads_of_python_is_noticed_at_either_end_of_a_pass(folder, monkeypatch):
+def test_what_frozen_code_reads_of_python_is_noticed_around_a_pass(folder, monkeypatch):
     model = freeze(Elsewhere().train(), "last", input_shape=(3, 32, 32))
     with job_for(folder, model) as job:
         for kind, change in READ_ELSEWHERE.items():

@@ -82,7 +82,7 @@ def test_a_job_uses_the_engine_that_was_chosen_for_its_accuracy_and_says_why(tmp
     np.testing.assert_allclose(close, exact, rtol=1e-3, atol=1e-4)
 
 
-def test_pixels_of_a_ready_format_go_into_an_engine_as_they_are_kept_and_what_is_kept_in_16_bits_does_not(tmp_path):
+def test_pixels_of_a_ready_format_go_into_an_engine_as_bytes(tmp_path):
     images, found = image_folder(tmp_path / "images", per_class=4), {}
     exact, explained = features(images, None, "exact")
     line = len(explained.situation.cuts) - 1
@@ -321,7 +321,7 @@ def test_a_network_of_64_bits_is_cut_in_its_precision_too():
 
 
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
-SETTINGS = LoaderSettings(samples_per_request=8, cache_bytes=0, skip_allowance=0.2)
+SETTINGS = LoaderSettings(samples_per_request=8, cache_bytes=0, max_skipped_fraction=0.2)
 
 
 @pytest.fixture(scope="module")

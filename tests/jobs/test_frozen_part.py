@@ -62,7 +62,7 @@ NETWORKS = {"float16": overflowing, "float32": undefined, "bfloat16": infinite}
 
 
 def settings_for(**changes):
-    return LoaderSettings(**{"samples_per_request": 4, "device_batch": 8, "follow": False, **changes})
+    return LoaderSettings(**{"samples_per_request": 4, "device_batch": 8, "replan": False, **changes})
 
 
 def finite(loader):
@@ -109,7 +109,7 @@ def losses(parameters, steps):
 
 
 @pytest.mark.parametrize("kind", MIXING)
-def test_losses_are_the_plain_loops_where_a_frozen_layer_mixes_the_samples_of_a_batch(pictures, kind):
+def test_losses_are_a_plain_loops_if_a_frozen_layer_mixes_samples(pictures, kind):
     model, data = Mixes(MIXING[kind]), fl.Dataset(pictures)
     plain, order = copy.deepcopy(model), {"shuffle": True, "seed": 3}
     with fl.offload(None, data, preprocess=PREPROCESS) as job:

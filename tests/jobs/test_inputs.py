@@ -20,7 +20,7 @@ from support.sounds import encoded_sound, some_waves, write_sounds
 
 SHAPE = (3, 40)
 SMALL = NodeSettings(memory_bytes=1 << 29, device_batch=8)
-STILL = LoaderSettings(follow=False)
+STILL = LoaderSettings(replan=False)
 
 
 def declared():
@@ -115,7 +115,7 @@ def test_passes_whole_numbers_to_a_network_unchanged(tmp_path):
 def test_an_array_of_another_shape_is_skipped_and_named(tmp_path, cut):
     arrays, labels = some_arrays(rows=8, shape=SHAPE)
     write_arrays(tmp_path / "data", "folders", [*arrays[:7], arrays[7].T], labels)
-    events, settings = [], LoaderSettings(skip_allowance=0.5, follow=False)
+    events, settings = [], LoaderSettings(max_skipped_fraction=0.5, replan=False)
     data = Dataset(tmp_path / "data", cache=tmp_path / "cache")
     asked = {"preprocess": declared(), "settings": settings, "node": SMALL, "observe": events.append}
     with offload(frozen(), data, cut=cut, **asked) as job:
@@ -255,7 +255,7 @@ def test_a_broken_sound_is_skipped_and_named(tmp_path, cut):
     write_sounds(tmp_path / "data", *some_waves(8), kind="WAV")
     broken = tmp_path / "data" / "1" / "007.wav"
     broken.write_bytes(broken.read_bytes()[:2000])
-    events, settings = [], LoaderSettings(skip_allowance=0.5, follow=False)
+    events, settings = [], LoaderSettings(max_skipped_fraction=0.5, replan=False)
     data = Dataset(tmp_path / "data", cache=tmp_path / "cache")
     asked = {"preprocess": declared_of_sound_jobs(), "settings": settings, "node": SMALL, "observe": events.append}
     with offload(frozen_of_sound_jobs(), data, cut=cut, **asked) as job:

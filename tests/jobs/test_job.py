@@ -303,7 +303,7 @@ def test_broken_images_are_counted_listed_and_skipped_within_the_allowance(tmp_p
     broken.write_bytes(broken.read_bytes()[:200])
     (folder / "stripe" / "004.jpg").write_bytes(b"no image")
     events = []
-    settings = LoaderSettings(samples_per_request=8, skip_allowance=0.1)
+    settings = LoaderSettings(samples_per_request=8, max_skipped_fraction=0.1)
     with job_for(folder, frozen(), settings=settings, observe=events.append) as job:
         ids = [id for batch in job.loader(BATCH, shuffle=True) for id in batch.ids.tolist()]
         assert len(ids) == len(set(ids)) == 34
@@ -311,7 +311,7 @@ def test_broken_images_are_counted_listed_and_skipped_within_the_allowance(tmp_p
         assert len(job.loader(34)) == 1
         list(job.loader(BATCH, epoch=1))
     assert sum(isinstance(event, SampleSkipped) for event in events) == 2
-    with job_for(folder, frozen()) as job, pytest.raises(TooManySkipped, match="skip_allowance"):
+    with job_for(folder, frozen()) as job, pytest.raises(TooManySkipped, match="max_skipped_fraction"):
         list(job.loader(BATCH))
 
 
@@ -370,7 +370,7 @@ class Restless(Small):
 
 
 @pytest.mark.parametrize("at_once", [False, True], ids=["behind the frozen part", "before it"])
-def test_a_network_that_cannot_be_traced_still_trains_with_the_losses_of_the_plain_loop(folder, node, at_once):
+def test_an_untraceable_network_trains_with_the_losses_of_the_plain_loop(folder, node, at_once):
     torch.manual_seed(1)
     model = freeze(Restless(at_once=at_once).train(), "stem", input_shape=(3, 32, 32))
     twin = copy.deepcopy(model)
@@ -509,7 +509,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_job_whose_network_is_not_cut_as_asked_warns_when_it_is_made_and_names_the_mend(name, data):
+def test_a_job_warns_of_a_network_that_is_cut_elsewhere_and_names_the_mend(name, data):
     make, sentence, mend = LOST[name]
     model, told = make(), []
     preprocess = fl.preprocess.imagenet(32)

@@ -157,7 +157,7 @@ def test_training_from_the_disk_has_the_losses_of_the_plain_loop(folder, node):
     assert ours == expected
 
 
-def test_rows_that_are_damaged_on_disk_are_asked_for_again_in_the_middle_of_the_epoch(folder, node):
+def test_rows_damaged_on_disk_are_asked_for_again_in_mid_epoch(folder, node):
     with Run(folder, node) as first:
         expected, _ = first.epoch()
     (file,) = (folder.parent / "kept").glob("*.sqlite")
@@ -195,10 +195,10 @@ def test_jobs_that_allow_another_accuracy_keep_their_own_features(folder, node, 
 
 def test_a_number_of_views_is_computed_once_each_and_then_returns(folder, node):
     flips = tiny_preprocess(flip=True)
-    with Run(folder, node, preprocess=flips, views=2) as first:
+    with Run(folder, node, preprocess=flips, cached_augmentations=2) as first:
         epochs = [first.epoch(number) for number in range(4)]
         assert [asked for _, asked in epochs] == [COUNT, COUNT, 0, 0]
-    with Run(folder, node, preprocess=flips, views=2) as second:
+    with Run(folder, node, preprocess=flips, cached_augmentations=2) as second:
         assert second.epoch(1)[1] == 0
         assert second.epoch(6)[1] == 0
     with Run(folder, node, preprocess=flips) as fresh:
@@ -388,9 +388,7 @@ def test_while_the_first_batch_is_trained_all_others_are_extracted_in_shuffled_o
     assert found == again != sorted(found)
 
 
-def test_a_loop_that_is_slow_bounds_what_is_extracted_ahead_by_the_bytes_of_its_window(
-    folder_of_extraction_overlaps_training, tmp_path
-):
+def test_a_slow_loop_bounds_what_is_extracted_ahead_by_its_window(folder_of_extraction_overlaps_training, tmp_path):
     narrow = {"window_bytes": 3 * BATCH * 8 * 15 * 15 * 4, "requests_in_flight": 2}
     nodes = some_nodes(folder_of_extraction_overlaps_training, tmp_path, 1)
     with nodes as ([node], urls), job(folder_of_extraction_overlaps_training, urls, **narrow) as running:

@@ -199,7 +199,7 @@ from frostline.stores.local import FolderStore
 from support.images import tiny_preprocess
 
 data, near = fl.Dataset(sys.argv[1]), sys.argv[2]
-settings = LoaderSettings(samples_per_request=8, skip_allowance=0.1)
+settings = LoaderSettings(samples_per_request=8, max_skipped_fraction=0.1)
 said = {}
 
 for place in ("", near):

@@ -20,7 +20,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import frostline as fl
-from frostline.core.errors import ModelError, SampleError, SettingError, UnknownLayer
+from frostline.core.errors import DataNotFound, ModelError, SampleError, SettingError, UnknownLayer
 from support.images import CLASSES, image_folder
 
 pytestmark = pytest.mark.promise("equal")
@@ -367,7 +367,7 @@ def test_parts_that_pytorch_makes_go_into_our_own_loaders(photos):
     assert len(batch) == 4
     with fl.offload(None, data) as job:
         assert len(job.loader(4, data=held_out).dataset) == len(held_out) == 3
-    with pytest.raises(SettingError, match="data takes Dataset, not list"):
+    with pytest.raises(SettingError, match="data takes a Dataset, a path or a URL, not list: write their paths"):
         fl.loader([1, 2, 3], batch_size=2)
 
 
@@ -423,6 +423,12 @@ def test_the_trainer_of_transformers_takes_a_data_set(photos, tmp_path):
     assert hf.Trainer(model, args, train_dataset=data, data_collator=collate).train().global_step == 2
 
 
+def test_rows_are_taken_by_lists_and_arrays_of_their_numbers(photos):
+    data = fl.Dataset(photos)
+    for rows in ([2, 0], np.array([2, 0])):
+        assert list(data[rows].names) == [data.names[2], data.names[0]]
+
+
 # What is refused says what to write.
 
 
@@ -439,6 +445,142 @@ ATTRIBUTES = {
     "batch": r"write loader\(data, batch_size=32, shuffle=True\)",
     "clases": "did you mean classes",
 }
+
+
+# By what is asked: the names that users of other libraries ask it for, and a part of the line that they are told.
+LINES = {
+    "job": {
+        "backbone": "the network is your own model; job.head is its trained part",
+        "parameters": r"write model.parameters\(\)",
+        "eval": r"write job.head.eval\(\)",
+        "fit": r"write for x, y in job.loader\(batch_size=32",
+        "save": r"write torch.save\(job.head.state_dict\(\)",
+        "train_dataloader": r"write job.loader\(batch_size=32, shuffle=True\)",
+        "val_loader": r"write job.loader\(batch_size=32, data=held_out\)",
+        "extract": "run frostline extract --data photos",
+        "shutdown": "did you mean close",
+        "stats": "did you mean statistics",
+        "summary": "did you mean explain",
+    },
+    "loader": {
+        "take": r"write itertools.islice\(loader, 10\)",
+        "repeat": r"write for loader in loader.epochs\(range\(10\)\)",
+        "shuffle": r"loader\(data, batch_size=32, shuffle=...\)",
+        "prefetch": "leave prefetch out",
+        "cuda": r"write batch = batch.to\(device\)",
+        "drop_last": "drop_last=True",
+        "as_numpy_iterator": r"job.arrays\(32\)",
+        "iter_torch_batches": r"write loader\(data, batch_size=32",
+    },
+    "batch": {
+        "keys": "write x, y = batch",
+        "shape": r"write len\(batch\), or batch.features.shape",
+        "half": r"write batch.features.half\(\)",
+        "numpy": r"job.arrays\(32\)",
+        "embeddings": "did you mean features",
+        "paths": "write data.names",
+    },
+    "frostline": {
+        "fit": "or run frostline train",
+        "Trainer": r"write for x, y in job.loader\(",
+        "ImageDataLoaders": r"write loader\(",
+        "image_dataset_from_directory": r"write loader\(",
+        "read_images": r"write loader\(",
+        "create_dataset": 'write Dataset\\("photos"\\)',
+        "create_model": r"write timm.create_model\(",
+        "unfreeze": r"write layer.requires_grad_\(True\), and job.refreeze",
+        "connect": r"write offload\(model",
+    },
+    "preprocess": {"clip": r"write preprocess.from_transform\(", "imagnet": "did you mean imagenet"},
+    "Dataset": {
+        "from_folder": r'write Dataset\("photos"\)',
+        "from_pandas": r"write table.to_parquet\(",
+        "from_generator": r"write table.to_parquet\(",
+    },
+    "data": {
+        "cast_column": r"write data.column\(name\)",
+        "labels": "did you mean targets",
+        "map_batches": r"write loader\(data, batch_size=32, map=function\)",
+        "groupby": "did you mean split_by",
+        "push_to_hub": "frostline ingest photos copy --format parquet",
+        "show_batch": r"look at data\[0\]",
+        "describe": "did you mean statistics",
+        "cache": r"LoaderSettings\(cache_bytes=",
+        "head": r"write data.take\(5\)",
+        "zzz": "a Dataset has no 'zzz'$",
+    },
+}
+
+
+@pytest.mark.parametrize("owner", LINES)
+def test_names_of_other_libraries_are_refused_with_the_line_to_write(photos, quick, job, owner):
+    data = fl.Dataset(photos)
+    loader = fl.loader(data, batch_size=4, preprocess=quick)
+    asked = {"job": job, "loader": loader, "batch": next(iter(loader)), "frostline": fl, "data": data}
+    asked |= {"preprocess": fl.preprocess, "Dataset": fl.Dataset}
+    for name, line in LINES[owner].items():
+        with pytest.raises(AttributeError, match=line):
+            getattr(asked[owner], name)
+
+
+CALLS = {
+    "fl.loader(photos, batch_size=4, img_size=224)": "preprocess=frostline.preprocess.imagenet",
+    "fl.loader(photos, batch_size=4, validation_split=0.2)": r"write train, held_out = data.split\(0.2\)",
+    "fl.loader(photos, batch_size=4, label_mode='categorical')": "one_hot",
+    "fl.loader(photos, batch_size=4, rank=0)": r"ranks=Ranks\(rank=0, world_size=2\)",
+    "fl.loader(photos, batch_size=4, class_weights=[1])": "did you mean weights",
+    "fl.loader(photos, batch_size=4, token='x')": r"write settings=LoaderSettings\(token=...\)",
+    "fl.loader(photos, batch_size=4, cache_dir='x')": r"write settings=LoaderSettings\(cache_folder=...\)",
+    "fl.loader(photos, batch_size=4, multiprocessing=True)": "'multiprocessing'$",
+    "fl.loader(photos)": r"missing a required argument: 'batch_size'; write loader\(\"photos\", batch_size=32",
+    "fl.loader([photos], batch_size=4)": "not list: write their paths into list.csv",
+    "fl.Dataset([photos])": "url takes a path or a URL, not list: write their paths",
+    "fl.loader(torchvision.datasets.ImageFolder(photos), batch_size=4)": "not ImageFolder: give its folder, '.*photos0",
+    "fl.offload(model, DataLoader([1]))": "not DataLoader: batches are made here, so give what the loader reads",
+    "fl.offload(photos, model)": "model takes a torch.nn.Module, not PosixPath|the network comes first",
+    "fl.offload(model, data, until='stem')": r"write offload\(freeze\(model, until=\"layer4\"\), data\)",
+    "fl.offload(model, data, batch_size=4)": r"write job.loader\(batch_size=32",
+    "fl.offload(model, data, device='cuda')": r"write model.to\(device\) before",
+    "fl.offload(model, data, port=7070)": 'write near="http://store-1:7070"',
+    "fl.offload('resnet18', data)": r"a torch.nn.Module, not 'resnet18': write timm.create_model\('resnet18'",
+    "fl.freeze('resnet18', until='layer4')": r"a torch.nn.Module, not 'resnet18': write timm.create_model\('resnet18'",
+    "fl.freeze(model)": r"missing a required argument: 'until'; write freeze\(model, until=\"layer4\"\)",
+    "fl.freeze(model, until='stem', input_size=(3, 32, 32))": r"write input_shape=\(3, 224, 224\)",
+    "fl.preprocess.imagenet(224, mean=[0.5] * 3)": r"transform=v2.Compose\(\[..., v2.Normalize",
+    "fl.preprocess.text('bert-base-uncased')": "transformers.AutoTokenizer.from_pretrained",
+    "fl.Dataset(photos / '*.jpg').names": "name a folder without wildcards",
+    "fl.Dataset(photos.with_name('fotos0')).names": r"there is no folder .*/fotos0; did you mean photos0\?",
+    "fl.Dataset(photos, label_column='class')": "did you mean label",
+    "fl.Dataset(photos, storage_options={})": "leave storage_options out",
+    "data['circle']": r"'circle' is no split but a class: write data.select\(\"label == 'circle'\"\)",
+    "data.split([0.8, 0.2])": r"write data.split\(0.2\), or data.split\({",
+    "data.train_test_split(0.2, stratify_by_column='label')": r"^Dataset.train_test_split\(\) .* leave stratify_by",
+    "job.loader(data, batch_size=4)": r"multiple values for argument 'batch_size'; write job.loader\(batch_size=32",
+    "job.loader(4, epochs=3)": r"write for loader in job.epochs\(32, range\(10\)\)",
+    "job.train()": r"write job.head.train\(\) for train mode",
+    "job.head(next(iter(job.loader(4))))": r"the head was called with a batch: write job.head\(batch.features\)",
+    "job.model(next(iter(job.loader(4))))": r"write job.head\(batch.features\) in the loop, in place of model\(batch\)",
+    "job.loader(4).dataset[0]": r"samples are those of Dataset\(...\)\[0\]",
+}
+
+
+def test_a_call_that_does_not_fit_is_refused_with_the_one_to_write(photos, job):
+    given = {**globals(), "photos": photos, "job": job, "model": job.model, "data": fl.Dataset(photos)}
+    for call, line in CALLS.items():
+        with pytest.raises((TypeError, SettingError, ModelError, DataNotFound), match=line):
+            eval(call, given)
+
+
+@pytest.mark.parametrize("has_model", [True, False])
+def test_a_closed_job_hands_out_nothing_that_it_has_kept(photos, quick, has_model):
+    model = fl.freeze(Small(), until="stem", input_shape=(3, 32, 32)) if has_model else None
+    with fl.offload(model, photos, preprocess=quick) as job:
+        loader = job.loader(4)
+        assert sum(len(batch) for batch in loader) == 4 * len(CLASSES), "all of it is kept from now on"
+    for take in (lambda: next(iter(loader)), lambda: job.loader(4), lambda: job.arrays(4), lambda: job.row_reader(4)):
+        with pytest.raises(SettingError, match=r"this job is closed: take its batches before job.close\(\)"):
+            take()
+    assert job.statistics().samples == 4 * len(CLASSES)
 
 
 @pytest.mark.parametrize("name", ATTRIBUTES)

@@ -95,7 +95,7 @@ def test_samples_that_cannot_be_read_are_skipped_and_the_order_stays(tmp_path):
     found = []
     for count in (1, 3):
         nodes = some_nodes(images, tmp_path / f"kept-{count}", count)
-        with nodes as (_, urls), job(images, urls, skip_allowance=0.1) as running:
+        with nodes as (_, urls), job(images, urls, max_skipped_fraction=0.1) as running:
             found.append(epoch(running, 0))
     assert same(*found)
     assert sum(map(len, found[0])) == 117

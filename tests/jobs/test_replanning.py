@@ -93,7 +93,7 @@ def test_the_plan_follows_a_link_that_becomes_thin_and_the_loop_sees_no_differen
     model = frozen()
     undisturbed, events = copy.deepcopy(model), []
     with PacedLink(node.url, 50e6) as link, job_for(folder, link.url, model, observe=events.append) as job:
-        job.use({Route(1): 1.0}, follow=True)  # pixels: the heaviest way, as on a link without bound
+        job.use({Route(1): 1.0}, replan=True)  # pixels: the heaviest way, as on a link without bound
 
         def thinner(taken):
             if taken == 4 * BATCH:
@@ -118,7 +118,7 @@ def test_the_plan_follows_a_share_of_a_control_plane_as_it_follows_a_link(folder
     with control_plane(tmp_path, time.time, bytes_per_s=1e6) as (control, _):
         settings = replace(SETTINGS, control=control, hedge_quantile=1.0)
         with job_for(folder, node.url, frozen(), settings=settings) as job:
-            job.use({Route(1): 1.0}, follow=True)
+            job.use({Route(1): 1.0}, replan=True)
             for _ in range(12):  # on a busy machine it takes longer until the rates are believed
                 train(job, lambda _: None, epochs=1)
                 if replans := job.statistics().replans:

@@ -39,7 +39,7 @@ from support.matrices import sampled
 from support.nodes import served
 
 COUNT = 12
-SETTINGS = LoaderSettings(samples_per_request=4, device_batch=8, skip_allowance=0.2)
+SETTINGS = LoaderSettings(samples_per_request=4, device_batch=8, max_skipped_fraction=0.2)
 
 
 def array(value):

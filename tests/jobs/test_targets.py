@@ -193,7 +193,7 @@ def test_a_sample_without_a_good_mask_is_left_out_and_named(small, reason, over)
         np.save(place, REASONS[reason])
     with Node(NodeSettings(device_batch=8), (small.as_uri(),)) as node, served(node) as url:
         near = url if over == "http" else None
-        settings = settings_for(small, skip_allowance=0.1)
+        settings = settings_for(small, max_skipped_fraction=0.1)
         data = fl.Dataset(small)
         with fl.offload(None, data, preprocess=tiny_preprocess(), near=near, settings=settings) as job:
             for _ in range(2):
@@ -201,7 +201,7 @@ def test_a_sample_without_a_good_mask_is_left_out_and_named(small, reason, over)
             (skipped,) = job.statistics().skipped
             assert reason in skipped.reason
             assert skipped.object.endswith("05.npy")
-        with loading(small, skip_allowance=0.0) as job, pytest.raises(TooManySkipped, match=r"05\.npy"):
+        with loading(small, max_skipped_fraction=0.0) as job, pytest.raises(TooManySkipped, match=r"05\.npy"):
             list(job.loader(4))
 
 
@@ -326,7 +326,7 @@ def test_parts_mixtures_and_a_loader_without_targets(folder_of_targets_of_column
 
 
 def test_a_run_that_was_stopped_goes_on_with_the_targets_of_what_is_left(folder_of_targets_of_columns):
-    with opened(folder_of_targets_of_columns, "caption", settings=LoaderSettings(slack=0)) as job:
+    with opened(folder_of_targets_of_columns, "caption", settings=LoaderSettings(max_reorder=0)) as job:
         whole = [caption for batch in job.loader(BATCH, shuffle=True) for caption in batch.targets]
         loader, found = job.loader(BATCH, shuffle=True), []
         for step, batch in enumerate(loader):
@@ -341,7 +341,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_targets_of_what_is_left(folder_
 
 @pytest.mark.parametrize("start", sampled(["fork", "spawn"], usual=("fork",)))
 def test_workers_give_the_same_targets_and_mapped_samples(folder_of_targets_of_columns, start):
-    with opened(folder_of_targets_of_columns, ALL, settings=LoaderSettings(slack=0)) as job:
+    with opened(folder_of_targets_of_columns, ALL, settings=LoaderSettings(max_reorder=0)) as job:
         options = {"shuffle": True, "epoch": 2, "map": noisy}
         one = list(job.loader(BATCH, **options))
         several = list(WorkerLoader(job.loader(BATCH, **options), 2, start=start))
@@ -515,7 +515,7 @@ def table_of_masks_and_targets(tmp_path):
 
 
 def loading_of_masks_and_targets(table, targets=TARGETS, **changes):
-    settings = LoaderSettings(samples_per_request=4, device_batch=8, skip_allowance=0.1, **changes)
+    settings = LoaderSettings(samples_per_request=4, device_batch=8, max_skipped_fraction=0.1, **changes)
     return fl.offload(None, fl.Dataset(table, targets=targets), preprocess=tiny_preprocess(), settings=settings)
 
 

@@ -62,7 +62,7 @@ def frozen(seed=0):
 def test_losses_of_the_head_are_those_of_a_plain_loop(reviews, cut):
     data, texts = reviews
     model, twin = frozen(), frozen()
-    settings, node = LoaderSettings(follow=False), NodeSettings(memory_bytes=1 << 29, device_batch=8)
+    settings, node = LoaderSettings(replan=False), NodeSettings(memory_bytes=1 << 29, device_batch=8)
     with offload(model, data, preprocess=tokens(), cut=cut, settings=settings, node=node, frozen_in_eval=True) as job:
         assert job.fallback is None
         assert UNTIL in job.frost_line.name
@@ -109,7 +109,7 @@ def node(shared_node, tmp_path_factory):
 def test_a_node_tokenizes_and_the_second_epoch_moves_no_bytes(node, tmp_path, cut):
     url, folder, texts = node
     data, model, twin = Dataset(folder, cache=tmp_path, column="text"), frozen(), frozen()
-    settings = LoaderSettings(follow=False)
+    settings = LoaderSettings(replan=False)
     cut = FROST_LINE if cut == -1 else cut
     asked = {"preprocess": tokens(), "near": url, "cut": cut, "settings": settings, "frozen_in_eval": True}
     with offload(model, data, **asked) as job:
@@ -128,7 +128,7 @@ def test_a_node_tokenizes_and_the_second_epoch_moves_no_bytes(node, tmp_path, cu
 def test_features_may_be_narrowed_and_token_ids_are_not(node, tmp_path, cut):
     url, folder, texts = node
     data, twin = Dataset(folder, cache=tmp_path, column="text"), frozen()
-    settings = LoaderSettings(follow=False, measure_first=cut is None)
+    settings = LoaderSettings(replan=False, measure_first=cut is None)
     asked = {"preprocess": tokens(), "near": url, "cut": cut, "settings": settings, "frozen_in_eval": True}
     with offload(frozen(), data, accuracy="fp16", **asked) as job:
         losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(1))
@@ -159,7 +159,7 @@ def test_a_broken_text_is_skipped_and_named(tmp_path):
     table = pa.table({"text": [b"good film", b"\xff\xfe", b"bad film"] * 4, "label": [0, 1, 1] * 4})
     pq.write_table(table, tmp_path / "data" / "x.parquet")
     data = Dataset(tmp_path / "data", cache=tmp_path / "cache", column="text")
-    settings = LoaderSettings(skip_allowance=0.5)
+    settings = LoaderSettings(max_skipped_fraction=0.5)
     small = NodeSettings(memory_bytes=1 << 29, device_batch=8)
     asked = {"preprocess": tokens(), "settings": settings, "node": small, "observe": lambda _: None}
     with offload(frozen(), data, frozen_in_eval=True, **asked) as job:
@@ -418,7 +418,7 @@ class Attended(MeanOfAll):
         return self.scores(self.norm((scores.softmax(1)[..., None] * hidden).sum(1)))
 
 
-def test_padding_is_computed_for_frozen_layers_behind_a_cut_that_mind_what_stands_there():
+def test_padding_is_computed_for_layers_behind_a_cut_that_read_it():
     prefix = prefix_of(made=freeze(Attended(), "norm", input_shape=tokens_of_text_lengths().inputs))
     batch, last = batch_of([3, 17, 60]), prefix.cuts[-1]
     leaves = leaf_values(prefix.graph, prefix.tensors)
@@ -463,7 +463,7 @@ def reviews_of_text_lengths(tmp_path_factory):
 @pytest.mark.parametrize("near", [False, True])
 def test_losses_are_those_of_a_plain_padded_loop(reviews_of_text_lengths, tmp_path, monkeypatch, near, cut):
     folder, texts = reviews_of_text_lengths
-    data, settings = Dataset(folder, cache=tmp_path, column="text"), LoaderSettings(follow=False)
+    data, settings = Dataset(folder, cache=tmp_path, column="text"), LoaderSettings(replan=False)
     small = NodeSettings(memory_bytes=1 << 29, device_batch=16)
     asked = {"preprocess": tokens_of_text_lengths(), "cut": cut, "settings": settings, "frozen_in_eval": True}
     if near:
@@ -494,7 +494,7 @@ def test_order_is_the_seeds_and_a_resumed_epoch_goes_on_with_the_same_features(r
         "preprocess": tokens_of_text_lengths(),
         "node": small,
         "frozen_in_eval": True,
-        "settings": LoaderSettings(follow=False),
+        "settings": LoaderSettings(replan=False),
     }
     with offload(frozen_of_text_lengths(), data, accuracy="exact", **asked) as job:
         exact = [batch.ids.tolist() for batch in job.loader(8, shuffle=True, seed=3)]

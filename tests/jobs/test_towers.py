@@ -89,7 +89,7 @@ def test_inputs_are_those_of_each_column_by_itself(folder, plain, tmp_path):
 @pytest.mark.parametrize("cut", [None, 0, 1])
 def test_losses_of_clip_with_two_frozen_towers_are_those_of_a_plain_loop(folder, plain, tmp_path, cut):
     data, model, twin = pairs_of(folder, tmp_path), frozen_clip(), frozen_clip()
-    settings = LoaderSettings(follow=False)
+    settings = LoaderSettings(replan=False)
     with offload(model, data, preprocess=pair_inputs(), cut=cut, settings=settings, node=SMALL) as job:
         assert job.fallback is None
         assert job.frost_line.shapes == ((16,), (16,)), "both encoders' outputs cross, and nothing else"
@@ -119,7 +119,7 @@ def adapted_clip(layers):
 def test_adapters_in_both_towers_leave_the_layers_before_them_to_the_node(folder, plain, tmp_path, cut):
     data, model, twin = pairs_of(folder, tmp_path), adapted_clip([1]), adapted_clip([1])
     with offload(
-        model, data, preprocess=pair_inputs(), cut=cut, settings=LoaderSettings(follow=False), node=SMALL
+        model, data, preprocess=pair_inputs(), cut=cut, settings=LoaderSettings(replan=False), node=SMALL
     ) as job:
         assert job.fallback is None
         hidden = [shape for shape in job.frost_line.shapes if len(shape) == 2]
@@ -138,7 +138,7 @@ def node(shared_node):
 @pytest.mark.parametrize("cut", [None, 1])
 def test_a_node_runs_both_towers_and_the_second_epoch_moves_no_bytes(node, folder, plain, tmp_path, cut):
     data, model, twin = pairs_of(folder, tmp_path), frozen_clip(), frozen_clip()
-    asked = {"preprocess": pair_inputs(), "near": node, "cut": cut, "settings": LoaderSettings(follow=False)}
+    asked = {"preprocess": pair_inputs(), "near": node, "cut": cut, "settings": LoaderSettings(replan=False)}
     with offload(model, data, **asked) as job:
         assert job.fallback is None
         losses, orders = job_losses(job, data, [0])
@@ -153,7 +153,7 @@ def test_a_node_runs_both_towers_and_the_second_epoch_moves_no_bytes(node, folde
 @pytest.mark.parametrize("cut", [None, 1])
 def test_features_may_be_narrowed_and_no_part_of_a_sample_is(node, folder, plain, tmp_path, cut):
     data, model, twin = pairs_of(folder, tmp_path), frozen_clip(), frozen_clip()
-    settings = LoaderSettings(follow=False, measure_first=cut is None)
+    settings = LoaderSettings(replan=False, measure_first=cut is None)
     with offload(model, data, preprocess=pair_inputs(), near=node, cut=cut, settings=settings, accuracy="fp16") as job:
         losses, orders = job_losses(job, data, [0])
     np.testing.assert_allclose(losses, plain_losses(twin, plain, orders), atol=1e-6 if cut == 1 else 1e-2, rtol=0)
@@ -174,7 +174,7 @@ def test_a_sample_with_a_broken_part_is_skipped_and_the_part_named(tmp_path):
     images = [encoded_image(draw), b"no image", encoded_image(draw), encoded_image(draw)] * 2
     captions = [b"good film", b"bad film", b"\xff\xfe", b"a film"] * 2
     pq.write_table(pa.table({"image": images, "caption": captions}), tmp_path / "data" / "x.parquet")
-    asked = {"settings": LoaderSettings(skip_allowance=0.5), "node": SMALL, "observe": lambda _: None}
+    asked = {"settings": LoaderSettings(max_skipped_fraction=0.5), "node": SMALL, "observe": lambda _: None}
     with offload(None, pairs_of(tmp_path / "data", tmp_path), preprocess=pair_inputs(), **asked) as job:
         assert sum(len(batch) for batch in job.loader(batch_size=4)) == 4
         reasons = {skipped.reason.partition(":")[0] for skipped in job.statistics().skipped}
@@ -236,7 +236,7 @@ def test_three_towers_of_an_own_network_train_as_in_a_plain_loop(folder, plain, 
     def loss(output, batch):
         return torch.nn.functional.cross_entropy(output["scores"], batch.labels) + output["joined"].square().mean()
 
-    with offload(model, data, preprocess=inputs, node=SMALL, settings=LoaderSettings(follow=False)) as job:
+    with offload(model, data, preprocess=inputs, node=SMALL, settings=LoaderSettings(replan=False)) as job:
         assert job.fallback is None
         assert sorted(job.frost_line.shapes) == [(4,), (5,), (6,)]
         losses, orders = job_losses(job, data, range(2), loss=loss)

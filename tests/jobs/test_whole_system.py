@@ -20,7 +20,7 @@ def world(tmp_path_factory):
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
-def test_each_sample_comes_once_with_its_values_in_the_agreed_order_or_a_node_is_named(world, first):
+def test_each_sample_comes_once_in_the_agreed_order_or_a_node_is_named(world, first):
     for seed in range(first, first + AT_ONCE):
         try:
             world(seed).run()

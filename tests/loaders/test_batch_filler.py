@@ -137,13 +137,15 @@ def _no_thread_is_left():
     count=st.integers(1, 60),
     batch_size=st.integers(1, 17),
     last=st.sampled_from(["keep", "drop"]),
-    slack=st.sampled_from([0, 0, 3, None]),
+    max_reorder=st.sampled_from([0, 0, 3, None]),
     window_rows=st.integers(1, 40),
     decodes=st.booleans(),
     piece_rows=st.integers(1, 5),
     chance=st.randoms(use_true_random=False),
 )
-def test_batches_are_those_of_a_plain_loop(count, batch_size, last, slack, window_rows, decodes, piece_rows, chance):
+def test_batches_are_those_of_a_plain_loop(
+    count, batch_size, last, max_reorder, window_rows, decodes, piece_rows, chance
+):
     ids = Data(count).samples.ids
     lost = {item for item in ids.tolist() if chance.random() < 0.15}
     fetch, decode = answering(lost), None
@@ -157,7 +159,7 @@ def test_batches_are_those_of_a_plain_loop(count, batch_size, last, slack, windo
         fetch,
         cache=kept,
         last=last,
-        slack=slack,
+        max_reorder=max_reorder,
         window_bytes=window_rows * ROW_BYTES,
         decode=decode,
         piece_rows=piece_rows,
@@ -170,7 +172,7 @@ def test_batches_are_those_of_a_plain_loop(count, batch_size, last, slack, windo
             assert (entry.labels == entry.ids).all()
         batches = [item.ids.tolist() for item in found]
         assert [len(batch) for batch in batches] == [len(value) for value in expected]
-        if slack == 0:
+        if max_reorder == 0:
             assert batches == expected
         else:
             every = [item for batch in batches for item in batch]
@@ -179,9 +181,9 @@ def test_batches_are_those_of_a_plain_loop(count, batch_size, last, slack, windo
 
 
 @settings(deadline=None, max_examples=30)
-@given(taken=st.integers(0, 6), slack=st.sampled_from([0, 5, None]))
-def test_a_pass_that_is_left_leaves_the_state_where_the_loop_was(taken, slack):
-    made = loader(40, 6, answering(), slack=slack)
+@given(taken=st.integers(0, 6), max_reorder=st.sampled_from([0, 5, None]))
+def test_a_pass_that_is_left_leaves_the_state_where_the_loop_was(taken, max_reorder):
+    made = loader(40, 6, answering(), max_reorder=max_reorder)
     passing = iter(made)
     before = [item for _ in range(taken) for item in next(passing).ids.tolist()]
     state = made.state_dict()

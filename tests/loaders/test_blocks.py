@@ -123,7 +123,7 @@ def test_ranks_share_the_order_and_each_sample_comes_once(shards):
 
 
 def test_with_slack_each_sample_comes_once(shards):
-    settings = LoaderSettings(samples_per_request=8, cache_bytes=0, slack=None)
+    settings = LoaderSettings(samples_per_request=8, cache_bytes=0, max_reorder=None)
     with job_of(shards, settings) as job:
         assert sorted(ids_of(job.loader(20, shuffle=BLOCKS))) == sorted(expected(shards))
 

@@ -54,9 +54,9 @@ def test_epochs_in_a_run_have_the_batches_of_epochs_apart(folder, settings, worl
         assert together(run) == together(run) == apart(job, 4, range(2, 6), **options)
 
 
-@pytest.mark.parametrize("slack", [5, None])
-def test_with_slack_each_sample_comes_once_an_epoch_and_none_before_its_epoch(folder, slack):
-    settings = LoaderSettings(samples_per_request=4, requests_in_flight=4, cache_bytes=0, slack=slack)
+@pytest.mark.parametrize("max_reorder", [5, None])
+def test_with_slack_each_sample_comes_once_an_epoch_and_none_before_its_epoch(folder, max_reorder):
+    settings = LoaderSettings(samples_per_request=4, requests_in_flight=4, cache_bytes=0, max_reorder=max_reorder)
     with job_for(folder, settings) as job:
         everything = sorted(fl.Dataset(folder).samples.ids.tolist())
         for loader in job.epochs(4, range(4), shuffle=True):
@@ -119,7 +119,7 @@ def test_a_run_goes_on_in_the_epoch_in_which_it_was_stopped(folder, stopped):
 
 
 @pytest.mark.parametrize("settings", [NOTHING_KEPT, LoaderSettings(samples_per_request=8)], ids=["fetched", "kept"])
-def test_passes_over_different_samples_in_turn_are_those_of_each_alone_and_asked_for_once(folder, settings):
+def test_passes_in_turn_over_different_samples_ask_for_each_once(folder, settings):
     with job_for(folder, settings) as job:
         train, held_out = fl.Dataset(folder).split(0.3, seed=1)
         both = [(train, True), (held_out, False)]

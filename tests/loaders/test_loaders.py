@@ -62,7 +62,7 @@ def test_takes_a_part_of_a_data_set_and_several_epochs(folder):
     assert all(sorted(itertools.chain(*epoch)) == sorted(part.samples.ids.tolist()) for epoch in epochs)
 
 
-def test_ends_its_threads_when_it_is_dropped_and_not_while_a_loader_made_from_it_lives(folder):
+def test_threads_end_when_the_job_and_all_its_loaders_are_dropped(folder):
     before = set(threading.enumerate())
     loader = fl.loader(folder, 2, preprocess=tiny_preprocess())
     later = loader.in_epoch(1)
@@ -238,7 +238,7 @@ def test_refuses_an_invalid_state(job_of_arguments, state):
         ({"settings": {}}, "settings takes LoaderSettings or None, not dict"),
         ({"node": 3}, "node takes NodeSettings or None, not 3"),
         ({"preprocess": 224}, "preprocess takes Preprocess or None, not 224"),
-        ({"data": 3}, "data takes Dataset, not 3"),
+        ({"data": 3}, "data takes a Dataset, a path or a URL, not 3"),
     ],
 )
 def test_a_job_of_something_else_is_refused(job_of_arguments, options, said):

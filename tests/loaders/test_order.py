@@ -40,7 +40,7 @@ from support.mixing import one_way
 
 pytestmark = pytest.mark.promise("complete")
 
-SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=3, cache_bytes=0, skip_allowance=0.2)
+SETTINGS = LoaderSettings(samples_per_request=8, requests_in_flight=3, cache_bytes=0, max_skipped_fraction=0.2)
 NODE = NodeSettings(memory_bytes=1 << 28, device_batch=8)
 
 
@@ -336,7 +336,7 @@ def test_refuses_a_mixture_of_other_data_or_by_weights(job, folder, tmp_path):
 
 
 def test_replays_a_loaders_epoch_with_the_same_features(folder):
-    with plain_job(folder, LoaderSettings(samples_per_request=4, cache_bytes=0, slack=None)) as job:
+    with plain_job(folder, LoaderSettings(samples_per_request=4, cache_bytes=0, max_reorder=None)) as job:
         loader = job.loader(4, shuffle=True, epoch=3, record=True)
         first = list(loader)
         again = job.loader(4, shuffle=True, epoch=3, replay=loader.recorded_order())
@@ -585,17 +585,17 @@ def kept(data, rows):
 
 
 @given(
-    slack=st.sampled_from([0, 3, 20, None]),
+    max_reorder=st.sampled_from([0, 3, 20, None]),
     held=st.sampled_from([0, 0.3, 0.9]),
     waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
     lost=st.sets(st.integers(0, COUNT - 1), max_size=4),
 )
-def test_every_sample_comes_once_with_its_own_row_whatever_is_late(slack, held, waits, lost):
+def test_every_sample_comes_once_with_its_own_row_whatever_is_late(max_reorder, held, waits, lost):
     data = Data(COUNT)
     rows = np.flatnonzero(np.random.default_rng(len(waits)).random(COUNT) < held)
     lost = {int(data.samples.ids[item]) for item in lost if item not in set(rows.tolist())}
     cache = kept(data, rows) if held else None
-    batches = list(loader(data, Store(data, waits, lost), cache, slack=slack))
+    batches = list(loader(data, Store(data, waits, lost), cache, max_reorder=max_reorder))
     ids = np.concatenate([batch.ids for batch in batches])
     assert sorted(ids.tolist()) == sorted(set(data.samples.ids.tolist()) - lost)
     assert all(len(batch) == 10 for batch in batches[:-1])
@@ -604,47 +604,47 @@ def test_every_sample_comes_once_with_its_own_row_whatever_is_late(slack, held, 
         assert (batch.labels * 3 + 1000 == batch.ids).all()
     order = data.samples.ids[Order(size=COUNT, seed=5, epoch=0).indices(0, COUNT)]
     expected = [int(index) for index in order if int(index) not in lost]
-    if slack == 0:
+    if max_reorder == 0:
         assert ids.tolist() == expected
 
 
 @given(
-    slack=st.sampled_from([0, 3, 20, None]),
+    max_reorder=st.sampled_from([0, 3, 20, None]),
     count=st.sampled_from([7, 30, COUNT]),
     held=st.sampled_from([0, 0.3, 1]),
     waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
 )
-def test_every_sample_comes_once_an_epoch_through_one_window(slack, count, held, waits):
+def test_every_sample_comes_once_an_epoch_through_one_window(max_reorder, count, held, waits):
     data = Data(count)
     rows = np.flatnonzero(np.random.default_rng(count).random(count) < held)
     cache = kept(data, rows) if held else None
-    for epoch in Epochs(loader(data, Store(data, waits), cache, slack=slack), range(3)):
+    for epoch in Epochs(loader(data, Store(data, waits), cache, max_reorder=max_reorder), range(3)):
         batches = list(epoch)
         ids = np.concatenate([batch.ids for batch in batches])
         assert sorted(ids.tolist()) == data.samples.ids.tolist()
         assert all((batch.features[:, 0] == batch.ids).all() for batch in batches)
-        if slack == 0:
+        if max_reorder == 0:
             order = Order(size=count, seed=5, epoch=epoch.epoch).indices(0, count)
             assert ids.tolist() == data.samples.ids[order].tolist()
 
 
 @given(
-    slack=st.sampled_from([0, 20, None]),
+    max_reorder=st.sampled_from([0, 20, None]),
     waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
     lost=st.sets(st.integers(0, COUNT - 1), max_size=4),
 )
-def test_replays_a_recorded_order_whatever_is_late(slack, waits, lost):
+def test_replays_a_recorded_order_whatever_is_late(max_reorder, waits, lost):
     data = Data(COUNT)
     lost = {int(data.samples.ids[item]) for item in lost}
-    first = loader(data, Store(data, waits, lost), None, slack=slack)
+    first = loader(data, Store(data, waits, lost), None, max_reorder=max_reorder)
     came = [batch.ids.tolist() for batch in first]
     recorded = RecordedOrder.from_bytes(first.recorded_order().to_bytes())
-    again = loader(data, Store(data, waits[::-1]), None, slack=0, replay=recorded)
+    again = loader(data, Store(data, waits[::-1]), None, max_reorder=0, replay=recorded)
     assert [batch.ids.tolist() for batch in again] == came
 
 
 @given(
-    slack=st.sampled_from([0, 3, 20, None]),
+    max_reorder=st.sampled_from([0, 3, 20, None]),
     then=st.sampled_from([0, 20, None]),
     held=st.sampled_from([0, 0.5]),
     waits=st.lists(st.integers(0, 5), min_size=1, max_size=6),
@@ -652,20 +652,20 @@ def test_replays_a_recorded_order_whatever_is_late(slack, waits, lost):
     batches=st.lists(st.integers(0, 6), min_size=1, max_size=3),
     world_size=st.sampled_from([1, 2]),
 )
-def test_a_run_goes_on_from_any_state_with_each_sample_once(slack, then, held, waits, lost, batches, world_size):
+def test_a_run_goes_on_from_any_state_with_each_sample_once(max_reorder, then, held, waits, lost, batches, world_size):
     data = Data(COUNT)
     rows = np.flatnonzero(np.random.default_rng(len(waits)).random(COUNT) < held)
     # Several ranks refuse a step in which one of them has nothing that can be read.
     lost = {int(data.samples.ids[item]) for item in lost if item not in set(rows.tolist()) and world_size == 1}
     came, state = [], None
     for number in batches:  # stopped and taken up again, each time as another process would
-        run = loader(data, Store(data, waits, lost), kept(data, rows) if held else None, slack=slack)
+        run = loader(data, Store(data, waits, lost), kept(data, rows) if held else None, max_reorder=max_reorder)
         if state is not None:
             run.load_state_dict(json.loads(json.dumps(state)))
         came += [batch.ids.tolist() for batch in itertools.islice(run, number)]
         state = run.state_dict()
     for rank in range(world_size):
-        slacks = {"slack": then if world_size == 1 else 0}
+        slacks = {"max_reorder": then if world_size == 1 else 0}
         ranks = fl.Ranks(rank=rank, world_size=world_size)
         rest = loader(data, Store(data, waits, lost), None, batch_size=3, ranks=ranks, **slacks)
         rest.load_state_dict(state)
@@ -674,17 +674,19 @@ def test_a_run_goes_on_from_any_state_with_each_sample_once(slack, then, held, w
     assert sorted(itertools.chain(*came)) == sorted(set(data.samples.ids.tolist()) - lost)
 
 
-@pytest.mark.parametrize("slack", [8, 40])
-def test_no_sample_comes_further_ahead_of_a_missing_one_than_the_slack(slack):
+@pytest.mark.parametrize("max_reorder", [8, 40])
+def test_no_sample_comes_further_ahead_of_a_missing_one_than_the_slack(max_reorder):
     data = Data(COUNT)
     order = Order(size=COUNT, seed=5, epoch=0).indices(0, COUNT)
     ids = [int(item) for item in data.samples.ids[order]]
     places = {item: place for place, item in enumerate(ids)}
     cache = kept(data, order[1::2])
-    batches = list(loader(data, Store(data, [4, 0, 0, 2]), cache, slack=slack))
+    batches = list(loader(data, Store(data, [4, 0, 0, 2]), cache, max_reorder=max_reorder))
     came = [places[int(item)] for batch in batches for item in batch.ids]
     missing = np.ones(COUNT, bool)
     for place in came:
-        assert place - int(np.argmax(missing)) <= slack + 2 * PER_REQUEST, "its own request's places come in one go"
+        assert place - int(np.argmax(missing)) <= max_reorder + 2 * PER_REQUEST, (
+            "its own request's places come in one go"
+        )
         missing[place] = False
     assert came != sorted(came)

@@ -178,7 +178,7 @@ def test_the_trainer_of_transformers_takes_each_epoch_in_its_own_order(job, tmp_
 
 
 @pytest.mark.parametrize("stopped", [3, 8, 11])
-def test_the_trainer_of_transformers_goes_on_from_its_checkpoint_with_the_next_sample(job, tmp_path, stopped):
+def test_the_trainer_of_transformers_resumes_with_the_next_sample(job, tmp_path, stopped):
     first = train(job, tmp_path, stop=stopped)
     assert len(first) == stopped
     second = train(job, tmp_path, checkpoint=tmp_path / f"checkpoint-{stopped}", epochs=3)

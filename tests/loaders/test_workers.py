@@ -128,7 +128,7 @@ def test_epochs_that_follow_each_other_go_through_workers(folder, node):
 
 
 def test_workers_go_on_from_what_was_handed_out_ahead(folder, node):
-    settings = LoaderSettings(samples_per_request=2, requests_in_flight=6, cache_bytes=0, slack=None)
+    settings = LoaderSettings(samples_per_request=2, requests_in_flight=6, cache_bytes=0, max_reorder=None)
     with job_for(folder, near=node.url, settings=settings) as job:
         first = job.loader(5, shuffle=True)
         batches = iter(first)
@@ -166,7 +166,7 @@ def test_each_epoch_of_one_loader_has_its_own_order_in_workers(folder, node):
 def test_a_sample_that_cannot_be_read_leaves_its_batch_shorter_in_workers(tmp_path):
     folder = image_folder(tmp_path, per_class=8)
     (folder / "noise" / "003.jpg").write_bytes(b"no image")
-    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.5)
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, max_skipped_fraction=0.5)
     with job_for(folder, settings=settings) as job:
         found = [len(batch) for batch in in_workers(job.loader(8, shuffle=True), "fork")]
     assert sorted(found) == [7, 8, 8]
@@ -221,7 +221,7 @@ def broken_folder(place):
 @pytest.mark.parametrize("start", sampled(["fork", "spawn", "forkserver"], usual=("forkserver",)))
 def test_workers_of_a_job_share_one_limit_of_unreadable_samples(tmp_path, start):
     folder, _ = broken_folder(tmp_path)
-    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.04)
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, max_skipped_fraction=0.04)
     said = "3 samples are unreadable and the job allows 2, by the count of the job's process and its workers together"
     with job_for(folder, settings=settings) as job:
         with pytest.raises(TooManySkipped, match=said):
@@ -232,7 +232,7 @@ def test_workers_of_a_job_share_one_limit_of_unreadable_samples(tmp_path, start)
 def test_workers_report_unreadable_samples_once_for_all(tmp_path):
     folder, names = broken_folder(tmp_path)
     events = []
-    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.1)
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, max_skipped_fraction=0.1)
     with job_for(folder, settings=settings, observe=events.append) as job:
         for epoch in range(2):
             assert sum(map(len, WorkerLoader(job.loader(4, epoch=epoch), 2, start="fork"))) == 42
@@ -279,9 +279,9 @@ def test_changes_of_what_was_asked_are_told_and_no_more_often_than_once_a_second
     UseTeller(None).tell()
 
 
-def test_a_data_loader_of_ones_own_has_the_same_limit_and_the_job_counts_what_its_workers_skip(tmp_path):
+def test_samples_skipped_in_workers_of_a_data_loader_count_for_the_job(tmp_path):
     folder, names = broken_folder(tmp_path)
-    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.04)
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, max_skipped_fraction=0.04)
     with job_for(folder, settings=settings) as job:
         with pytest.raises(TooManySkipped, match="3 samples are unreadable and the job allows 2"):
             list(in_workers(job.loader(4), "fork"))
@@ -291,7 +291,7 @@ def test_a_data_loader_of_ones_own_has_the_same_limit_and_the_job_counts_what_it
 
 def test_a_loader_that_reached_another_process_by_other_ways_counts_for_itself(tmp_path):
     folder, _ = broken_folder(tmp_path)
-    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.04)
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, max_skipped_fraction=0.04)
     with job_for(folder, settings=settings) as job:
         elsewhere = pickle.loads(pickle.dumps(job.loader(4)))
         with pytest.raises(TooManySkipped, match="by the count of this process alone"):
@@ -367,9 +367,7 @@ def test_a_token_of_the_environment_does_not_travel(folder, monkeypatch):
         lambda function: {"augment": partial(function, 3)},
     ],
 )
-def test_functions_that_are_defined_in_a_notebook_are_refused_where_a_spawned_worker_would_lack_them(
-    folder, monkeypatch, options
-):
+def test_functions_of_a_notebook_are_refused_for_spawned_workers(folder, monkeypatch, options):
     """A notebook's module has no file, which a process that is spawned would run to have the function."""
     notebook = sys.modules["__main__"]
     monkeypatch.delattr(notebook, "__file__", raising=False)
@@ -455,7 +453,7 @@ def said_in_a_fork(say):
     return said
 
 
-def test_workers_give_the_batches_of_a_store_that_this_process_has_used_pass_after_pass(url):
+def test_workers_give_all_batches_of_a_store_used_before_the_fork(url):
     with job_for_of_forked_stores(url) as job:
         loader = job.loader(4, shuffle=True)
         whole = ids_of(loader)
@@ -487,7 +485,7 @@ def test_forked_workers_give_the_features_of_a_network_to_the_bit(url):
 def test_the_job_counts_samples_that_the_node_cannot_read(folder_of_forked_stores):
     url = in_memory(folder_of_forked_stores)
     open_store(url).write("noise/003.jpg", b"no image")
-    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, skip_allowance=0.1)
+    settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, max_skipped_fraction=0.1)
     with job_for_of_forked_stores(url, settings=settings) as job:
         assert sum(map(len, forked(job.loader(4, shuffle=True)))) == 23
         assert [sample.object for sample in job.statistics().skipped] == ["noise/003.jpg"]
@@ -605,7 +603,7 @@ def test_cassandra_is_read_for_forked_workers(cql, folder_of_forked_stores, monk
 
 
 SETTINGS_OF_ERRORS_IN_WORKERS = LoaderSettings(
-    samples_per_request=4, requests_in_flight=2, retry_for_s=0.2, skip_allowance=0
+    samples_per_request=4, requests_in_flight=2, retry_for_s=0.2, max_skipped_fraction=0
 )
 
 # Begins a pass, keeps it, and ends by an error of its own code: when each worker has given a batch, since PyTorch says

@@ -238,7 +238,7 @@ class TestFreeze:
 
     @pytest.mark.parametrize("given", [(None, "stem"), ("resnet18", "stem"), (Small(), None)])
     def test_refuses_a_missing_network_by_its_name(self, given):
-        with pytest.raises(SettingError, match=r"^(model takes Module|until takes the name of a layer,.*), not "):
+        with pytest.raises(SettingError, match=r"^(model takes a torch.nn.Module|until takes the name of a .*), not "):
             freeze(*given)
 
     def test_an_input_that_does_not_fit_is_a_sentence(self):

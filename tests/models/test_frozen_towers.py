@@ -48,7 +48,7 @@ def test_inputs_are_given_by_name_whatever_their_order_in_forward():
     assert owners(model) == {"scores"}
 
 
-def test_of_several_encoders_each_is_frozen_up_to_its_layer_and_what_runs_between_them_is_not():
+def test_each_of_several_encoders_is_frozen_up_to_its_layer():
     model = freeze(Pair().train(), ["sound.body", "signal.1"], input_shape=BY_NAME)
     assert owners(model) == {"sound_projection", "signal.2", "spare", "scores"}
     assert [model.get_submodule(path).training for path in ("sound.stem", "signal.1", "signal.2")] == [

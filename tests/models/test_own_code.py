@@ -1198,7 +1198,7 @@ class TestAdapters:
 
 
 class TestAround:
-    def test_autocast_around_the_head_casts_its_layers_and_says_once_that_the_frozen_ones_are_not(self):
+    def test_autocast_around_the_head_says_once_that_frozen_layers_are_not_cast(self):
         _, plain, network = cut(Between())
         run, pixels = through(network), batches()[0][0]
         with torch.autocast("cpu", torch.bfloat16):

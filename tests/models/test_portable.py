@@ -54,7 +54,7 @@ def test_attention_with_dropout_learns_what_it_learns_at_home():
     assert learns_the_same(network, features, 3)
 
 
-def test_layers_that_are_frozen_behind_the_frost_line_keep_their_mode_and_their_weights():
+def test_frozen_layers_behind_the_frost_line_keep_mode_and_weights():
     model = freeze(Small().train(), "stem", input_shape=SHAPE)
     for parameter in model.body.parameters():
         parameter.requires_grad_(False)

@@ -65,7 +65,7 @@ def test_every_cut_of_the_whole_network_gives_the_uncut_answer_to_the_bit(name):
 
 
 @pytest.mark.parametrize("frozen", sampled(IMAGES, USUAL), indirect=True)
-def test_a_samples_answer_does_not_depend_on_its_company_or_place_in_the_device_batch(frozen):
+def test_an_answer_does_not_depend_on_company_or_place_in_the_batch(frozen):
     name, _, _, network = frozen
     engine = shipped_engine(network)
     [batch] = batch_of(name, 24)

@@ -284,7 +284,7 @@ def steps_of(job, data):
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_head_that_is_sharded_once_the_job_is_made_has_the_losses_of_one_that_is_not(tmp_path):
+def test_a_head_sharded_after_the_job_was_made_has_the_same_losses(tmp_path):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard
 

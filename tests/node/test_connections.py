@@ -135,7 +135,7 @@ def test_refuses_a_head_with_too_many_fields(images):
         assert is_closed(peer)
 
 
-def test_an_answer_is_read_though_its_request_goes_on_and_its_connection_is_closed_then(images):
+def test_an_early_answer_is_read_and_its_connection_closed(images):
     upload = b"PUT /v1/prefixes/" + b"a" * 64 + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1048576\r\n\r\n"
     with node_with(images, tenant("ann"), unread_s=2.0) as url, connection(url, upload) as peer:
         for _ in range(16):
@@ -251,7 +251,7 @@ def test_idle_connections_of_known_tenants_are_closed_for_new_ones_too(images):
             assert health(stack.enter_context(connection(url))).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_node_with_few_descriptors_answers_beside_more_unfinished_heads_than_it_could_hold(images):
+def test_a_node_answers_beside_more_unfinished_heads_than_descriptors(images):
     few = 128
     command = [sys.executable, "-c", "from frostline.cli import main; main()", "serve", "--data-root", str(images)]
     command += ["--listen", "127.0.0.1:0", "--json"]

@@ -431,7 +431,7 @@ def heavy_and_light(made):
 
 
 @pytest.mark.usefixtures("watchful")
-def test_another_tenant_goes_first_between_two_operations_of_a_run_that_is_charged_while_it_runs(network):
+def test_another_tenant_goes_first_between_two_operations_of_a_long_run(network):
     began = time.perf_counter()
     with bench(network, kind=Told) as made:
         order, charged, accounts = heavy_and_light(made)

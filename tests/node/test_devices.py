@@ -129,7 +129,7 @@ def test_each_device_runs_in_a_thread_of_its_own_while_the_other_runs():
         assert len(made.run_at_once(range(2))) == 2  # each waits until the other runs too
 
 
-def test_a_device_that_fails_where_another_does_not_takes_itself_out_with_one_warning(caplog):
+def test_a_device_that_fails_alone_is_taken_out_with_one_warning(caplog):
     with bench(Simulated(lambda _: True), Simulated()) as made, caplog.at_level(logging.WARNING, "frostline.node"):
         results = made.run_at_once(range(12))
         assert len(results) == 12
@@ -396,7 +396,7 @@ def test_weights_and_activations_fit_an_accelerators_memory_together(host, free)
     )
 
 
-def test_a_large_accelerator_runs_more_at_once_than_the_processors_budget_would_let_it():
+def test_a_large_accelerator_is_not_held_to_the_processors_budget():
     assert Shares.of(2 * GIB, 80 * GIB).device > 50 * GIB > HOST.device
     assert Shares.of(2 * GIB, 80 * GIB).weights == HOST.weights
 

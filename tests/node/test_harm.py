@@ -328,7 +328,7 @@ def test_refuses_a_body_that_comes_byte_by_byte_and_names_the_option(length, sil
         anyio.run(read)
 
 
-def test_samples_that_decode_for_long_leave_others_half_of_the_memory_and_of_the_threads(images, monkeypatch):
+def test_slow_samples_leave_others_half_of_memory_and_threads(images, monkeypatch):
     go, decode = threading.Event(), Decoders.decode_into
 
     def held(self, *args, tenant, **kwargs):
@@ -385,9 +385,7 @@ def test_a_tenant_at_its_limit_leaves_memory_for_the_weights_of_others(images):
         assert is_idle(node)
 
 
-def test_an_engine_counts_against_the_tenant_that_asked_for_it_and_is_refused_beyond_its_quota(
-    images, tmp_path, monkeypatch
-):
+def test_an_engine_counts_against_the_quota_of_the_tenant_that_asked(images, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     network = small_network()
     digest, body = artifact_of(network)
@@ -435,7 +433,7 @@ def trying(tmp_path, monkeypatch):
         yield node, url, ProfileRequest(features=wanted, accuracy="fp16")
 
 
-def test_others_are_served_while_an_engine_is_tried_and_a_client_that_leaves_ends_its_trial(trying):
+def test_others_are_served_while_an_engine_is_tried(trying):
     node, url, wanted = trying
     with asked_profile(url, "ann", wanted) as ann, held_trial() as pid:
         assert os.getpriority(os.PRIO_PROCESS, pid) > os.getpriority(os.PRIO_PROCESS, 0)
@@ -787,7 +785,7 @@ def checked(folder, before=""):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
-def test_a_forked_process_that_is_not_warmed_up_checks_what_makes_torch_import_its_compiler(tmp_path):
+def test_a_fork_without_warm_up_checks_what_imports_the_compiler(tmp_path):
     said = checked(tmp_path)
     assert said.returncode == 0, said.stderr
     assert said.stdout.strip() == "2"

@@ -183,7 +183,7 @@ def test_a_listing_gets_no_more_memory_than_its_node_gives_it(photos):
         assert line.split()[3:5] == [str(300 << 20)] * 2
 
 
-def test_data_whose_listing_takes_too_much_memory_is_refused_with_the_option_that_raises_it(tmp_path):
+def test_a_listing_beyond_its_memory_is_refused_with_the_option_that_raises_it(tmp_path):
     """Images with captions of a megabyte."""
     folder = tmp_path / "data"
     folder.mkdir()

@@ -667,7 +667,7 @@ def test_a_store_that_is_always_slow_is_not_in_trouble():
         assert "no read of its store" in reads.trouble()
 
 
-def test_a_store_that_could_not_read_eight_in_a_row_is_suspected_for_a_while_and_its_failures_are_logged(caplog):
+def test_eight_failed_reads_in_a_row_make_a_store_suspect_for_a_while(caplog):
     clock = Clock()
     reads = ReadWatch(clock)
 

@@ -684,7 +684,7 @@ def test_a_tenant_runs_and_uploads_its_prefixes_alone(images):
         assert asked(client, "ann", "POST", "/v1/features", json=request(images, 0).to_json()) == 200
 
 
-def test_a_served_node_and_its_control_plane_follow_the_file_of_tenants_and_live_on_after_sighup(images, tmp_path):
+def test_a_node_and_its_control_plane_follow_the_tenants_file_after_sighup(images, tmp_path):
     path = written(tmp_path / "tenants.toml", line_of("ann"))
     with subprocess.Popen(
         [
@@ -824,7 +824,7 @@ print(json.dumps({"said": said, "kept": kept}))
 """
 
 
-def test_a_control_plane_whose_disk_is_full_says_so_and_loses_nothing_of_what_it_answered(tmp_path):
+def test_a_control_plane_with_a_full_disk_loses_nothing_that_it_answered(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", FULL_DISK, str(tmp_path / "state"), "{}"],
         capture_output=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, text=True,

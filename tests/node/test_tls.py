@@ -277,7 +277,7 @@ def test_a_renewed_certificate_counts_from_the_next_connection_on_and_breaks_not
     assert set(answers) == {8}
 
 
-def test_another_authority_of_clients_and_of_servers_counts_from_the_next_connection_on(tmp_path, images):
+def test_another_certificate_authority_counts_from_the_next_connection_on(tmp_path, images):
     first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
     place = tmp_path / "served"
     place.mkdir(mode=0o700)
@@ -523,7 +523,7 @@ def test_a_context_is_made_anew_only_where_a_file_changed(tmp_path):
     assert made == ["a", "bc"]
 
 
-def test_the_verb_makes_an_authority_once_and_certificates_that_a_served_node_and_its_jobs_take(tmp_path, capsys):
+def test_the_verb_makes_certificates_that_a_node_and_its_jobs_take(tmp_path, capsys):
     folder = image_folder(tmp_path / "data", per_class=3)
     out = tmp_path / "certificates"
     server = run_json(capsys, "cert", "--out", out, "127.0.0.1", "store-1")

@@ -180,9 +180,7 @@ def test_a_disk_without_room_for_temporary_files_costs_the_trial_that_met_it_alo
     assert choice.engine == REFERENCE
 
 
-def test_a_node_ends_a_process_that_waits_for_a_trial_and_warms_none_where_nothing_is_tried_apart(
-    tmp_path, monkeypatch
-):
+def test_a_node_warms_a_process_only_where_engines_are_tried_apart(tmp_path, monkeypatch):
     begun = started(monkeypatch)
     with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
         trials.warm()
@@ -231,7 +229,7 @@ def test_tries_an_engine_that_crashed_a_process_in_a_process_of_its_own(tmp_path
     assert any(trial.engine == OTHER and trial.samples_per_s for trial in choice.trials)
 
 
-def test_an_engine_that_does_not_fit_the_network_is_refused_in_the_nodes_own_process_too(tmp_path, monkeypatch):
+def test_an_engine_that_does_not_fit_is_refused_in_the_nodes_process_too(tmp_path, monkeypatch):
     def unfit(*_, **__):
         raise EngineUnsupported("it has no such layer")
 

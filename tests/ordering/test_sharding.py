@@ -76,7 +76,7 @@ def test_every_rank_takes_as_many_steps_as_the_others_unless_told_otherwise(size
 
 
 @given(size=sizes, world_size=st.sampled_from([1, 2, 3, 4, 6, 12]))
-def test_where_ranks_take_as_many_together_each_step_has_the_same_samples_whatever_their_number(size, world_size):
+def test_steps_have_the_same_samples_for_any_number_of_ranks(size, world_size):
     def union(ranks):
         all_ranks = shards(size=size, batch_size=12 // ranks, world_size=ranks, last="uneven")
         found = [steps_of(rank) for rank in all_ranks]
@@ -104,9 +104,7 @@ def test_a_run_stopped_after_any_step_goes_on_with_any_number_of_ranks_and_worke
 
 
 @given(size=sizes, batch_size=st.integers(2, 9), world_size=worlds, data=st.data())
-def test_where_all_is_kept_the_position_after_a_step_is_the_same_at_all_ranks_and_nothing_is_lost(
-    size, batch_size, world_size, data
-):
+def test_all_ranks_have_the_same_position_after_a_step(size, batch_size, world_size, data):
     first = shards(size=size, batch_size=batch_size, world_size=world_size)
     if first is None:
         return

@@ -55,7 +55,7 @@ def test_terms_are_the_same_after_the_wire(state, world_size, data):
         ({"position": 1.5}, "'position' is missing or makes no sense"),
         ({"seed": -1}, "damaged: seed"),
         ({"manifest": 7}, "damaged: manifest"),
-        ({"slack": 3}, "has a field 'slack', which none has"),
+        ({"max_reorder": 3}, "has a field 'max_reorder', which none has"),
         ({"manifest": "f" * 65}, "damaged: manifest"),
     ],
 )
@@ -153,11 +153,11 @@ def test_another_version_and_garbage_are_refused_by_rank():
             check_agreement([first, record])
 
 
-@given(count=st.integers(0, 200), slack=st.sampled_from([0, 1, 40, 200]), data=st.data())
-def test_a_recorded_order_is_replayed_exactly_from_its_file(count, slack, data):
+@given(count=st.integers(0, 200), max_reorder=st.sampled_from([0, 1, 40, 200]), data=st.data())
+def test_a_recorded_order_is_replayed_exactly_from_its_file(count, max_reorder, data):
     order = Order(size=200, seed=1, epoch=2)
     positions = np.arange(200)
-    keys = positions + np.array(data.draw(st.lists(st.integers(0, slack), min_size=200, max_size=200)))
+    keys = positions + np.array(data.draw(st.lists(st.integers(0, max_reorder), min_size=200, max_size=200)))
     happened = positions[np.argsort(keys, kind="stable")][:count]
     state = replace(STATE, samples=200, position=count, order=order.name)
     read = RecordedOrder.from_bytes(RecordedOrder(state=state, positions=happened).to_bytes())

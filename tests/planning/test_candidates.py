@@ -91,7 +91,7 @@ def test_a_codec_is_packed_at_the_store_and_unpacked_at_the_trainer():
     assert candidate(job, 2, "lz4").wire_bytes_per_sample == 2500
 
 
-def test_a_codec_that_the_trainer_did_not_measure_costs_there_what_it_does_at_the_store():
+def test_a_codec_unmeasured_at_the_trainer_costs_what_it_does_at_the_store():
     job = situation(store=profile(SECONDS, codecs=(codec(2, "lz4", 2_500, encode_s=0.001, decode_s=0.003),)))
     assert candidate(job, 2, "lz4").trainer_s == pytest.approx(0.003)
 

@@ -51,7 +51,7 @@ def usage(**fields):
         ({"busy": {NODE: 0.95}, "fetched_again": 900}, CACHE, 2.5),
     ],
 )
-def test_names_the_part_that_is_busy_all_the_time_and_the_gain_that_the_next_one_allows(fields, part, gain):
+def test_names_the_busy_part_and_the_gain_that_the_next_one_allows(fields, part, gain):
     found = diagnose(usage(**fields))
     assert found.held_back_by == part
     assert found.gain == pytest.approx(gain)

@@ -180,13 +180,15 @@ def test_one_attempt_may_fail_while_the_other_goes_on():
 @given(
     seed=st.integers(0, 2**32),
     requests=st.integers(1, 8),
-    slack=st.sampled_from([0, 5, None]),
+    max_reorder=st.sampled_from([0, 5, None]),
     pieces=st.integers(1, 3),
 )
-def test_every_sample_comes_once_whatever_is_late(seed, requests, slack, pieces):
+def test_every_sample_comes_once_whatever_is_late(seed, requests, max_reorder, pieces):
     """A link whose answers come in pieces, some of them a hundred times slower than others, played event by event."""
     count = 240
-    held = window(count, requests_in_flight=requests, slack=slack, hedge_quantile=0.6, window_bytes=40 * ROWS * 8)
+    held = window(
+        count, requests_in_flight=requests, max_reorder=max_reorder, hedge_quantile=0.6, window_bytes=40 * ROWS * 8
+    )
     random, places = np.random.default_rng(seed), []
     tie = itertools.count()
     events, now, hedges = [], 0.0, 0
@@ -212,5 +214,5 @@ def test_every_sample_comes_once_whatever_is_late(seed, requests, slack, pieces)
             held.finish(ask, now)
     assert sorted(places) == list(range(count))
     assert hedges == held.statistics().hedges <= 0.4 * count / ROWS + 1
-    if slack == 0:
+    if max_reorder == 0:
         assert places == sorted(places)

@@ -213,7 +213,7 @@ def test_the_end_of_an_answer_that_was_given_up_holds_nothing_up():
 
 def test_with_slack_what_arrived_does_not_wait_for_what_is_missing():
     transport = ScriptedTransport([Act(gate="first")])
-    with prefetcher(features(transport), slack=None, hedge_quantile=1) as deliveries:
+    with prefetcher(features(transport), max_reorder=None, hedge_quantile=1) as deliveries:
         came = [next(deliveries) for _ in range(7)]
         assert sorted(ids_of(came)) == list(range(8, 64))
         assert all(item.stop == 0 for item in came)

@@ -55,13 +55,13 @@ def rounds(settings, count, *, is_short):
     return found
 
 
-def test_by_default_a_window_begins_with_eight_requests_of_eight_samples_where_it_began_with_two_of_32():
+def test_a_window_begins_with_eight_requests_of_eight_samples():
     assert rounds(LoaderSettings(), 64 + 128 + 256 + 256, is_short=False) == [[32] * 2, [32] * 4, [32] * 8, [32] * 8]
     assert rounds(LoaderSettings(), 64 + 128 + 256 + 256, is_short=True) == [[8] * 8, [16] * 8, [32] * 8, [32] * 8]
 
 
 @given(beginnings())
-def test_short_requests_have_about_as_many_samples_under_way_as_whole_ones_and_never_half_as_many_more(settings):
+def test_short_requests_have_about_as_many_samples_under_way(settings):
     count = 8 * settings.samples_per_request * settings.first_requests
     short, whole = (rounds(settings, count, is_short=value) for value in (True, False))
     assert sum(map(sum, short)) == sum(map(sum, whole)) == count
@@ -82,7 +82,7 @@ def test_lengths_only_grow_and_end_at_whole_requests(settings, number):
 
 
 @given(st.integers(1, 400), beginnings(), st.floats(0.05, 0.95))
-def test_which_samples_are_asked_for_and_in_which_order_does_not_depend_on_the_lengths(count, settings, share):
+def test_the_order_of_requests_does_not_depend_on_lengths(count, settings, share):
     rows = settings.samples_per_request
     mixer = WeightedRoutes(
         {Route(0): share, Route(1): 1 - share}, samples_per_request=rows, bytes_per_sample=lambda _: 1

@@ -86,7 +86,7 @@ def test_every_sample_is_dealt_once_and_no_way_idles_for_long(node, trainer, pri
 
 @pytest.mark.parametrize("wrong", [0.1, 10.0])
 @pytest.mark.parametrize(("node", "trainer"), [(60, 60), (200, 20), (20, 200)])
-def test_a_prior_that_is_wrong_by_ten_times_is_corrected_within_the_first_hundred_samples(wrong, node, trainer):
+def test_a_tenfold_wrong_prior_is_corrected_within_a_hundred_samples(wrong, node, trainer):
     world = World({NODE: node, TRAINER: trainer}, {NODE: node * wrong, TRAINER: trainer})
     world.run(4000)
     dealt, corrected_at = 0, None
@@ -203,7 +203,7 @@ def test_the_shares_are_what_is_believed_before_anything_was_dealt():
     assert not dealer.takes([NODE, Route(3)])
 
 
-def test_a_way_behind_a_link_has_its_first_request_before_anything_is_known_of_either():
+def test_a_way_behind_a_link_gets_a_request_before_anything_is_known():
     dealer = ShortestWait(
         {NODE: 1, TRAINER: 1},
         samples_per_request=32,
@@ -236,7 +236,7 @@ def routes_of(sides, rows=400):
     return {sides.deal(rows).route for _ in range(rows // REQUEST)}
 
 
-def test_a_trainer_whose_loop_hardly_waits_keeps_its_processor_until_the_loop_waits_again():
+def test_a_loop_that_hardly_waits_keeps_the_trainers_processor():
     sides = BothSides(World({NODE: 1, TRAINER: 1}, {NODE: 1, TRAINER: 1}).dealer)
     sides.observe(EpochStarted(epoch=0, samples=100), 0.0)
     for batch in range(20):
@@ -249,7 +249,7 @@ def test_a_trainer_whose_loop_hardly_waits_keeps_its_processor_until_the_loop_wa
 
 
 @pytest.mark.parametrize(("node", "routes"), [(30, {NODE}), (10, {NODE, TRAINER})])
-def test_a_trainer_that_trains_no_faster_than_the_node_computes_leaves_it_all_to_the_node(node, routes):
+def test_a_trainer_no_faster_than_the_node_leaves_frozen_work_to_it(node, routes):
     """Eight rows take the loop 0.4 s, and it waits for them as long, since it was given the other work too."""
     world = World({NODE: node, TRAINER: 100}, {NODE: 1, TRAINER: 1})
     world.run(200)

@@ -119,12 +119,12 @@ def test_tunes_one_of_two_simultaneous_windows():
     assert len(rule.looks) == 4
 
 
-def test_a_number_of_requests_that_the_user_gave_stays_and_bounds_are_the_settings_own():
+def test_a_given_number_of_requests_stays_within_the_settings_bounds():
     assert rule_of(LoaderSettings(requests_in_flight=5)).setting.requests == 5
     assert rule_of(LoaderSettings(tuning="fixed")).setting.requests == 8
 
 
-def test_only_a_window_that_is_followed_begins_with_fewer_bytes_since_no_other_would_grow():
+def test_only_a_tuned_window_begins_with_fewer_bytes():
     begins = {item: rule_of(LoaderSettings(tuning=item), window_bytes=1000).setting.window_bytes for item in TUNING}
     maximum = LoaderSettings().window_bytes
     assert begins == {"auto": 1000, "prisma": maximum, "fixed": maximum}

@@ -85,9 +85,9 @@ def test_encoded_samples_that_wait_to_be_handed_out_take_the_room_of_their_bytes
     assert len(held.asks(0.0)) == 2
 
 
-@pytest.mark.parametrize("slack", [5, None])
-def test_finishes_each_epoch_before_the_next_whatever_the_slack(slack):
-    settings = LoaderSettings(samples_per_request=4, requests_in_flight=8, slack=slack, ramp=False)
+@pytest.mark.parametrize("max_reorder", [5, None])
+def test_finishes_each_epoch_before_the_next_whatever_the_slack(max_reorder):
+    settings = LoaderSettings(samples_per_request=4, requests_in_flight=8, max_reorder=max_reorder, ramp=False)
     places = np.arange(16)
     asked = plan_requests(table(16), places, places, one_way(4, ROW_BYTES))
     held = Window((replace(request, epoch=int(request.positions[0]) // 8) for request in asked), settings)
@@ -133,7 +133,7 @@ def test_an_iterator_that_is_exhausted_may_continue_later():
 def test_an_answer_that_is_late_keeps_nothing_from_being_asked_for_while_bytes_allow(
     count, per_request, requests, window_rows, late, ramp
 ):
-    bounds = {"requests_in_flight": requests, "window_bytes": window_rows * ROW_BYTES, "slack": 0, "ramp": ramp}
+    bounds = {"requests_in_flight": requests, "window_bytes": window_rows * ROW_BYTES, "max_reorder": 0, "ramp": ramp}
     held = window(count, per_request=per_request, hedge_quantile=1, **bounds)
     place, handed_out, asked = 0, [], []
     while asks := held.asks(0.0):
@@ -163,14 +163,16 @@ class Disorder(RuleBasedStateMachine):
         per_request=st.integers(1, 7),
         requests=st.integers(1, 5),
         window_rows=st.integers(1, 30),
-        slack=st.sampled_from([0, 0, 1, 3, 10, None]),
+        max_reorder=st.sampled_from([0, 0, 1, 3, 10, None]),
     )
-    def start(self, rows, per_request, requests, window_rows, slack):
+    def start(self, rows, per_request, requests, window_rows, max_reorder):
         samples = table(len(rows))
         self.wanted = np.flatnonzero(rows)  # the others are in the trainer's cache
         self.bound = window_rows * ROW_BYTES
-        settings = LoaderSettings(requests_in_flight=requests, window_bytes=self.bound, retry_for_s=1e9, slack=slack)
-        self.slack = 1 << 62 if slack is None else slack
+        settings = LoaderSettings(
+            requests_in_flight=requests, window_bytes=self.bound, retry_for_s=1e9, max_reorder=max_reorder
+        )
+        self.max_reorder = 1 << 62 if max_reorder is None else max_reorder
         order = np.random.default_rng(0).permutation(len(rows))
         self.ids = samples.ids[order]
         parts = plan_requests(samples, order[self.wanted], self.wanted, one_way(per_request, ROW_BYTES))
@@ -257,10 +259,12 @@ class Disorder(RuleBasedStateMachine):
         delivery = self.window.take()
         if delivery is None:
             return
-        assert all(place - missing <= self.slack for place in delivery.positions), "no further ahead than the slack"
+        assert all(place - missing <= self.max_reorder for place in delivery.positions), (
+            "no further ahead than the max_reorder"
+        )
         self.out.append(delivery)
-        assert delivery.stop <= delivery.reach <= delivery.stop + self.slack + 1
-        if self.slack == 0:
+        assert delivery.stop <= delivery.reach <= delivery.stop + self.max_reorder + 1
+        if self.max_reorder == 0:
             assert delivery.reach == delivery.stop
 
     def first_missing(self):
@@ -293,7 +297,7 @@ class Disorder(RuleBasedStateMachine):
         expected = [p for p in self.wanted.tolist() if p < stop and int(self.ids[p]) not in self.unreadable]
         assert len(set(places)) == len(places)
         assert sorted(place for place in places if place < stop) == expected
-        if self.slack == 0:
+        if self.max_reorder == 0:
             assert places == expected
 
     def handed_out(self):
@@ -340,7 +344,7 @@ def test_rows_come_out_in_order_when_answers_come_in_reverse():
 
 
 def test_rows_may_go_ahead_of_a_missing_one_as_far_as_the_slack_goes():
-    held = window(16, per_request=4, requests_in_flight=4, slack=7)
+    held = window(16, per_request=4, requests_in_flight=4, max_reorder=7)
     first, second = held.asks(0)
     held.take_rows(second, answer(second.samples.ids))
     held.finish(second, 0)
@@ -358,7 +362,7 @@ def test_rows_may_go_ahead_of_a_missing_one_as_far_as_the_slack_goes():
 
 
 def test_without_a_bound_whatever_arrived_goes_first():
-    held = window(16, per_request=4, requests_in_flight=4, slack=None)
+    held = window(16, per_request=4, requests_in_flight=4, max_reorder=None)
     first, second = held.asks(0)
     places = []
     for ask in (second, *held.asks(0), first):
@@ -611,9 +615,7 @@ def test_without_failures_every_position_comes_once_in_order(count, per_request,
     requests=st.integers(1, 4),
     bound=st.integers(1, 200),
 )
-def test_no_place_counts_as_handed_out_before_it_is_where_requests_by_owner_lie_between_each_other(
-    owners, per_request, requests, bound
-):
+def test_no_place_counts_as_handed_out_too_early_among_owners(owners, per_request, requests, bound):
     """With one request under way, [0, 2] leaves before [1] was asked for, and an epoch of three would end there."""
     samples, numbers = table(len(owners)), np.array(owners)
     mine = [np.flatnonzero(numbers == owner) for owner in range(3)]

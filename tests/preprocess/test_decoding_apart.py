@@ -185,7 +185,7 @@ def test_sounds_texts_and_several_inputs_have_the_same_values(decoders):
         assert apart.any()
 
 
-def test_an_image_that_needs_more_memory_than_was_reserved_is_not_decoded_and_says_how_much(decoders):
+def test_an_image_beyond_its_reserved_memory_is_refused_with_the_bytes(decoders):
     large, out = encoded_as("PNG"), np.zeros(WHOLE.shape, np.float32)
     assert decoders.decode_into(WHOLE, large, out, id=0, view=None, max_pixels=1_000)[0] == 41 * 57
     assert not out.any()
@@ -240,7 +240,7 @@ def test_a_decoder_has_no_keys_that_a_sample_could_carry_out(hostile):
         ("nonsense", "nonsense", "what makes no sense"),
     ],
 )
-def test_a_decoder_that_ends_or_never_ends_takes_one_sample_with_it_and_its_end_is_counted(hostile, act, cause, words):
+def test_a_decoder_that_ends_or_hangs_costs_one_sample_and_is_counted(hostile, act, cause, words):
     assert "refused" in done(hostile, "open")  # one that is ready
     [before], counted = hostile.pids(), hostile.statistics().ended
     told = done(hostile, act)
@@ -251,7 +251,7 @@ def test_a_decoder_that_ends_or_never_ends_takes_one_sample_with_it_and_its_end_
     assert before not in hostile.pids()
 
 
-def test_samples_that_wait_go_to_their_tenants_process_together_and_only_one_that_ends_it_is_lost(hostile, monkeypatch):
+def test_waiting_samples_go_to_their_tenants_decoder_together(hostile, monkeypatch):
     messages, sends = [], _Child.decode
 
     def sent(child, tasks):
@@ -338,7 +338,7 @@ def test_no_process_sees_samples_of_two_tenants(hostile):
     assert asked("ann") not in (*processes.values(), *many)
 
 
-def test_what_is_in_force_and_who_has_ended_is_told_and_a_process_that_is_ready_is_anybodys():
+def test_health_says_what_confines_decoders_and_how_many_ended():
     with closing(Decoders(MEMORY)) as decoders:
         assert decoders.statistics() == DecoderStatistics(
             confined_by="", started=0, ended=dict.fromkeys(("time", "crash", "killed", "exit", "nonsense"), 0)

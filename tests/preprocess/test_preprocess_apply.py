@@ -65,7 +65,7 @@ def pixels(shorter, crop, filter="bilinear"):
 FOUR = Normalize(mean=(120.0, 110.0, 100.0, 90.0), std=(60.0, 61.0, 62.0, 63.0))
 
 
-def test_images_of_four_channels_are_those_of_torchvision_and_normalised_each_by_its_own():
+def test_images_of_four_channels_are_prepared_as_torchvision_does():
     image = picture(300, 200).convert("RGBA")
     image.putalpha(picture(300, 200, "L"))
     preprocess = Preprocess(steps=(Decode(mode="RGBA"), Resize(100), CenterCrop(64), FOUR))
@@ -419,7 +419,7 @@ GREY = Preprocess(steps=(Decode("L"), Resize(72), CenterCrop(64), Normalize(mean
 @pytest.mark.parametrize(
     "preprocess", [imagenet(64), imagenet(64, augment=True), GREY], ids=["plain", "random", "grey"]
 )
-def test_pixels_before_the_last_step_and_what_their_levels_mean_are_the_decoded_image_to_the_bit(preprocess):
+def test_pixels_before_the_last_step_are_the_decoded_image_to_the_bit(preprocess):
     data, view = encoded(picture(130, 97)), View(seed=3, epoch=1)
     channels, *sides = preprocess.shape
     kept = np.full((*sides, channels), 7, np.uint8)

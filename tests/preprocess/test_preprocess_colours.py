@@ -80,7 +80,7 @@ def decoded(preprocess, id, view):
     return out
 
 
-def test_jitter_is_seeded_by_view_and_sample_and_leaves_the_draws_before_it_as_they_are():
+def test_jitter_is_seeded_by_view_and_sample_and_changes_no_earlier_draw():
     plain = Preprocess(steps=(Decode(), CenterCrop(32), RandomHorizontalFlip(), PIXELS))
     jitter = Preprocess(steps=(*plain.steps[:-1], ColorJitter(0.4, 0.4, 0.4, 0.1), PIXELS))
     assert jitter.is_random

@@ -49,7 +49,7 @@ def test_says_shape_and_type_of_a_sample():
     assert [(spec.shape, spec.dtype) for spec in made.inputs.values()] == [((16,), "int64")] * 2
 
 
-def test_comes_back_from_its_json_without_the_tokenizer_which_is_attached_by_its_digest():
+def test_comes_back_from_json_and_gets_its_tokenizer_by_digest():
     made = preprocess.text(tokenizer_of_words(), max_length=8)
     again = Preprocess.from_json(json.loads(json.dumps(made.to_json())))
     assert again == made

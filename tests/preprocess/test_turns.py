@@ -58,7 +58,7 @@ def test_a_tenant_whose_samples_take_long_leaves_a_place_to_who_comes_now_and_th
     assert used["ann"] > 0.9 * (places - 1) * 280
 
 
-def test_who_comes_now_and_then_waits_for_one_sample_at_most_where_there_is_one_place():
+def test_an_occasional_client_waits_for_one_sample_at_most():
     waited, _ = waits(1, 300.0, always=[("ann", 3.0)], comes=[("bob", 0.1, [10.0, 100.0, 200.0])])
     assert max(waited["bob"]) <= 3.0
 

@@ -52,7 +52,7 @@ def test_bounds_are_kept():
     current=st.integers(1, 10),
     bounds=st.tuples(st.integers(1, 10), st.integers(0, 5)),
 )
-def test_any_demand_gives_a_number_within_its_bounds_and_no_more_than_full_nodes_explain(some, current, bounds):
+def test_any_demand_gives_a_number_of_nodes_within_its_bounds(some, current, bounds):
     low, high = bounds[0], bounds[0] + bounds[1]
     measured = [Load(at_s=10.0 * place, nodes=current, busy=share * current) for place, share in enumerate(some)]
     found = wanted(measured, current, low, high)

@@ -20,7 +20,7 @@ def test_nodes_that_are_as_they_should_be_are_left_alone():
     assert next_steps(nodes(0, 1), 2, {}, 0.0) == Steps()
 
 
-def test_a_drained_node_is_stopped_once_jobs_have_seen_the_list_and_its_requests_are_answered():
+def test_a_drained_node_stops_after_its_requests_are_answered():
     busy, idle = nodes(0, 1), [*nodes(0), *nodes(1, requests=3)]
     assert not next_steps(busy, 1, {1: 0.0}, 3.0).stop, "jobs may not have looked yet"
     assert not next_steps(idle, 1, {1: 0.0}, 5.0).stop, "requests are in work"

@@ -128,7 +128,7 @@ def test_rows_of_ray_data_are_those_of_a_loader(folder, here):
 def test_rows_that_are_not_finite_are_counted_by_the_process_that_asked(folder, here, tmp_path):
     verb = ["extract", "--data", folder, "--model", "support.networks:Rooted", "--until", "stem", "--json"]
     size = 7 * 8 * 111**2 * 4
-    more = ["--near", "ray://frostline", "--on", "ray", "--out", tmp_path / "f.parquet", "--part-size", size]
+    more = ["--near", "ray://frostline", "--executor", "ray", "--out", tmp_path / "f.parquet", "--part-size", size]
     said = json.loads(here.script("from frostline.cli import main; main()", *verb, *more, "--allow-nonfinite"))
     table = pq.read_table(tmp_path / "f.parquet")
     broken = table.filter(~np.isfinite(table["features"].combine_chunks().to_numpy_ndarray()).all((1, 2, 3)))
@@ -149,7 +149,7 @@ def test_tasks_of_ray_data_tell_of_rows_that_are_not_finite(folder, here):
     assert re.search(said, "".join(file.read_text() for file in logs))
 
 
-def test_an_extraction_whose_tasks_are_killed_and_that_is_broken_off_goes_on_to_the_same_file(folder, here, tmp_path):
+def test_an_interrupted_extraction_by_killed_tasks_ends_in_the_same_file(folder, here, tmp_path):
     whole, out = tmp_path / "whole.parquet", tmp_path / "f.parquet"
     extract(small_extraction(folder, whole, here.node(0)["url"]), lambda _: None)
     expected = pq.read_table(whole)
@@ -163,7 +163,7 @@ def test_an_extraction_whose_tasks_are_killed_and_that_is_broken_off_goes_on_to_
     assert int(killed) > 0
     assert not out.exists()
     verb = ["extract", "--data", folder, "--model", "support.networks:Small", "--until", "stem", "--json"]
-    more = ["--near", "ray://frostline", "--on", "ray", "--out", out, "--part-size", size]
+    more = ["--near", "ray://frostline", "--executor", "ray", "--out", out, "--part-size", size]
     said = json.loads(here.script("from frostline.cli import main; main()", *verb, *more))
     assert said["taken_up"] >= 14
     assert said["computed"] + said["taken_up"] == said["samples"] == 36
@@ -176,7 +176,7 @@ def test_a_table_has_every_object_once_after_tasks_that_fill_it_were_killed(here
     images = fl.Dataset(image_folder(tmp_path / "many", per_class=160, size=(96, 80)))
     url = f"cql://{USER}@{cql.place}/{KEYSPACE}/by_tasks?protocol=3"
     done, said = here.script_that_says(
-        KILLED, "ingest", tmp_path / "many", url, "--format", "cql", "--on", "ray", "--json"
+        KILLED, "ingest", tmp_path / "many", url, "--format", "cql", "--executor", "ray", "--json"
     )
     assert said.count("sent SIGKILL") in (1, 2)
     done = json.loads(done)

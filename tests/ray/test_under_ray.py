@@ -48,7 +48,7 @@ def joined(here, monkeypatch):
     return here
 
 
-def test_actors_that_are_killed_come_back_elsewhere_and_losses_are_those_of_an_undisturbed_run(folder, joined):
+def test_killed_actors_come_back_elsewhere_with_the_same_losses(folder, joined):
     expected = plain.losses(frozen(), folder, fl.Dataset(folder), tiny_preprocess(), batch_size=16, epochs=3)
     before = listed_nodes(("ray://frostline",))
     came, taken = [], []

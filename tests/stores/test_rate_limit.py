@@ -50,7 +50,7 @@ happenings = st.lists(st.tuples(st.sampled_from(["sent", "well", "refused"]), st
 
 
 @given(happenings)
-def test_the_rate_only_falls_by_refusals_only_grows_by_successes_and_keeps_its_bounds(happened):
+def test_the_rate_falls_by_refusals_and_grows_by_successes_within_bounds(happened):
     rate, now = AdaptiveRate(), 0.0
     for what, pause in happened:
         now += pause

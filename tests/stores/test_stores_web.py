@@ -206,7 +206,7 @@ def test_a_listing_that_makes_no_sense_gets_a_sentence(answer):
         (("/photos/a%00b", 3), "a\\0b"),
     ],
 )
-def test_an_object_that_cannot_be_asked_for_is_listed_as_unreadable_beside_the_others(entry, name):
+def test_an_object_that_cannot_be_asked_for_is_listed_as_unreadable(entry, name):
     found = listed(listing(("/photos/a%0Ab", 1), entry, ("/photos/y", 4)))
     assert [(entry.object, entry.size) for entry in found] == [("a\nb", 1), (name, UNREADABLE), ("y", 4)]
 

@@ -125,12 +125,12 @@ class Plan:
             max_requests=4,
             window_bytes=chance.choice((1, 6 * ROW_BYTES, 12 * ROW_BYTES, 1 << 20)),
             cache_bytes=chance.choice((0, 0, 9 * ROW_BYTES, 1 << 20)),
-            slack=chance.choice((0, 0, 0, 3, None)),
+            max_reorder=chance.choice((0, 0, 0, 3, None)),
             hedge_quantile=chance.choice((0.6, 0.95, 1.0)),
             ramp=chance.random() < 0.7,
             retry_for_s=RETRY_FOR_S,
             deadline_s=DEADLINE_S,
-            skip_allowance=0.75,
+            max_skipped_fraction=0.75,
             control=CONTROL if has_control else "none",
         )
         bad = frozenset(chance.sample(range(samples), chance.choice((0, 0, 0, 1, 3))))
@@ -701,7 +701,7 @@ class World:
         left_out = self.bad | (self.lost.keys() - set(came) if self.is_long_alone else set())
         agreed = [id for id in self.data.samples.ids[order].tolist() if id not in left_out]
         assert sorted(came) == sorted(agreed), f"epoch {epoch} has {came}, not each of {agreed} once"
-        slack = self.plan.settings.slack
+        slack = self.plan.settings.max_reorder
         if slack == 0:
             assert came == agreed, f"epoch {epoch} has the order {came}, not {agreed}"
         elif slack is not None:

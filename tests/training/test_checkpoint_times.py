@@ -264,7 +264,7 @@ def calls_of(work, killed_at=None):
     return count
 
 
-def test_a_trainer_that_is_killed_while_it_writes_leaves_a_whole_checkpoint_and_the_next_one_goes_on(tmp_path):
+def test_a_trainer_killed_while_writing_leaves_a_whole_checkpoint(tmp_path):
     kept_steps(tmp_path, 1, 2)
     count, latest = calls_of(partial(kept_steps, tmp_path, 3)), 3
     for step, point in enumerate(range(0, count * 5 // 4, max(1, count // 16)), 4):

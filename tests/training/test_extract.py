@@ -177,7 +177,7 @@ def test_samples_that_cannot_be_read_have_no_row_also_where_a_part_is_of_them_al
     broken = [names[2], *names[7:14], names[-1]]  # the second part has no row
     for name in broken:
         (images / name).write_bytes(b"no image")
-    done = extract(small_parts(images, tmp_path / "f.parquet", whole, node.url, skip_allowance=0.5), quiet)
+    done = extract(small_parts(images, tmp_path / "f.parquet", whole, node.url, max_skipped_fraction=0.5), quiet)
     table = pq.read_table(tmp_path / "f.parquet")
     assert table["object"].to_pylist() == [name for name in names if name not in broken]
     assert [sample.object for sample in done.skipped] == broken

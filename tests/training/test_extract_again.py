@@ -51,7 +51,7 @@ def made(images, out, node, observe=quiet, *, until="stem", model="Small", **loa
         until=until,
         near=node.url,
         accuracy="exact",
-        loader=LoaderSettings(cache_bytes=0, skip_allowance=0.5, **loader),
+        loader=LoaderSettings(cache_bytes=0, max_skipped_fraction=0.5, **loader),
     )
     return extract(ExtractSettings(job=job, out=out, part_bytes=PART_BYTES), observe)
 
@@ -91,7 +91,7 @@ def test_computes_what_changed_alone_and_gives_the_bytes_of_a_run_from_scratch(i
     assert made(images, out, node).computed == 0
 
 
-def test_a_run_that_was_stopped_is_taken_up_and_the_file_from_before_stays_until_then(images, node, tmp_path):
+def test_a_stopped_run_is_taken_up_and_the_old_file_stays_until_then(images, node, tmp_path):
     out, fresh = tmp_path / "f.parquet", tmp_path / "fresh.parquet"
     made(images, out, node)
     bytes_then = out.read_bytes()
@@ -197,7 +197,7 @@ def test_what_else_lies_at_the_name_is_left_alone(images, node, tmp_path, monkey
     assert (tmp_path / "f.lance" / "mine.txt").read_text() == "-"
 
 
-def test_rows_that_are_not_finite_are_counted_computed_anew_and_never_kept_where_none_may_be(images, node, tmp_path):
+def test_rows_that_are_not_finite_are_counted_and_never_kept(images, node, tmp_path):
     out, asked = tmp_path / "f.parquet", {"model": "Rooted", "allow_nonfinite": True}
 
     def stop(event):

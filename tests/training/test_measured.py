@@ -62,7 +62,9 @@ def test_a_measurement_answers_only_for_what_it_was_made_for(changes):
 def test_shares_measurements_across_irrelevant_differences():
     near = "http://store-1:7070"
     keep(recent_situation(a_job(near=near), a_situation()))
-    asked = a_job(near=f"{near}/", cut=3, loader=LoaderSettings(skip_allowance=0.5), node=NodeSettings(device="cuda"))
+    asked = a_job(
+        near=f"{near}/", cut=3, loader=LoaderSettings(max_skipped_fraction=0.5), node=NodeSettings(device="cuda")
+    )
     assert find(asked) is not None
 
 

@@ -184,7 +184,7 @@ def test_a_schedule_goes_on_from_a_checkpoint_with_the_same_bits():
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_a_head_that_thaws_goes_on_from_a_checkpoint_between_epochs_also_where_it_thaws(epoch):
+def test_a_thawing_head_resumes_between_epochs_also_where_it_thaws(epoch):
     recipe, (features, labels) = Recipe(epochs=4, schedule="linear", warm_up=3), few_digits()
 
     def a_run(record, **how):
@@ -279,7 +279,7 @@ def test_label_smoothing_is_for_training_and_held_out_losses_are_plain():
     assert record.scores[0].loss == pytest.approx(float(plain), rel=1e-5)
 
 
-def test_metrics_of_classes_are_scored_after_each_epoch_in_the_order_in_which_they_were_asked_for():
+def test_metrics_of_classes_are_scored_in_the_order_asked_for():
     from sklearn.metrics import f1_score
 
     record, objective = Record(ignore), objective_of(metrics=("macro_f1", "accuracy"))

@@ -52,7 +52,7 @@ def test_a_name_gives_a_codec_and_the_codec_its_name():
     assert Codec.parse("sparse").is_lossless
 
 
-def test_every_accuracy_in_fewer_bits_is_a_precision_of_codecs_and_allows_those_that_are_finer():
+def test_every_accuracy_in_fewer_bits_allows_codecs_that_are_finer():
     assert {Codec.parse(name).precision for name in CODECS} == {EXACT, *PRECISIONS}
     for place, accuracy in enumerate(PRECISIONS):
         names = offered_codecs(accuracy, is_relu=False, dtypes=["float32"])

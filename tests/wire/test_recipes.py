@@ -27,7 +27,7 @@ def test_stops_after_the_given_epochs_without_a_lower_loss(losses, patience):
 
 
 @given(losses=LOSSES, patience=st.integers(1, 5), since=st.integers(0, 40))
-def test_patience_counts_anew_from_a_given_epoch_and_those_before_it_are_made_in_any_case(losses, patience, since):
+def test_patience_counts_anew_from_a_given_epoch(losses, patience, since):
     passes = Passes(maximum=100, patience=patience)
     waited = len(losses) - max(passes.best_pass(losses) + 1, since)
     assert passes.are_over(losses, since=since) == (waited >= patience)

@@ -218,7 +218,7 @@ class Database:
         """The same within a transaction: it is kept whole at the end, and not at all where an error ends it.
 
         Raises:
-            sqlite3.DatabaseError: Others keep the log from being emptied, so there is no room in it.
+            sqlite3.DatabaseError: Another process holds the write-ahead log, so that it cannot be emptied and is full.
         """
         with self._one_writes, self._turn(), self.read_transaction() as connection:
             self._empty_log(connection)
@@ -545,7 +545,7 @@ class FeatureStore(Closing):
             tensors: arrays ``[n, ...]``; read before this returns.
 
         Returns:
-            How many were added.
+            Number of rows that were added.
         """
         layout = RowLayout.of(tensors)
         rows = ((key, body) for key, body in zip(keys, layout.bodies(tensors), strict=True) if key is not None)

@@ -120,7 +120,7 @@ class FeatureCache:
             tensors: arrays ``[n, ...]``; copied.
 
         Returns:
-            How many rows were added.
+            Number of rows that were added.
 
         Raises:
             ValueError: a tensor's shape or type differs from the rows before it.

@@ -43,7 +43,7 @@ EPOCH, REQUEST = "epoch", "request"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Something that took a while, or happened in a moment: then both times are equal.
+    """A period of work, or a moment, whose two times are equal.
 
     Attributes:
         name: ``epoch``, ``wait`` (of the loop for a batch), ``step`` (of the loop, from one batch to when it asks for
@@ -61,7 +61,7 @@ class Span:
 
 
 class SpanMaker:
-    """Takes a job's events one after another, and gives the spans that have ended by then.
+    """Takes a job's events one after another, and returns the spans that have ended.
 
     Requests overlap each other. All other spans lie within an epoch or before one, and behind each other.
     """
@@ -185,7 +185,7 @@ _LOOP = 1
 
 
 class TraceFile(_Trace):
-    """Writes the events of a job in the JSON that Perfetto and ``chrome://tracing`` open. Use it as a context manager.
+    """Writes a job's events as JSON that Perfetto and ``chrome://tracing`` open. Use it as a context manager.
 
     The loop's waiting and its steps lie within their epochs on one line; requests, which overlap, have lines of their
     own. The format is the Trace Event Format of Chromium. A file that a kill broke off is opened too; one that a full
@@ -197,7 +197,7 @@ class TraceFile(_Trace):
         clock: seconds since 1970.
 
     Raises:
-        SettingError: There is no writing to ``path``.
+        SettingError: The file at ``path`` cannot be written.
     """
 
     def __init__(
@@ -267,7 +267,7 @@ class _Tracer(Protocol):
 
 
 class OpenTelemetryTrace(_Trace):
-    """Gives the events of a job to OpenTelemetry as spans: those of an epoch are its children.
+    """Sends a job's events to OpenTelemetry as spans, those of an epoch as its children.
 
     Needs ``opentelemetry-api``, which whoever has a tracer has. Use it as a context manager around the job.
 

@@ -39,7 +39,7 @@ DIAGNOSIS = "frostline/diagnosis"
 def figures_between(
     before: JobStatistics, now: JobStatistics, *, seconds: float, sample_bytes: float
 ) -> dict[str, float]:
-    """What is logged at a step, by name.
+    """The figures to log at a step, by name.
 
     Shares and the rate are those since the last step that was logged, so that a slow hour shows. Bytes are sums since
     the job began.
@@ -51,9 +51,10 @@ def figures_between(
         sample_bytes: mean size in bytes of a sample as it is stored.
 
     Returns:
-        Nothing where the loop took no sample meanwhile; else ``stall_share``, ``samples_per_s``, ``cache_share``,
-        ``bytes_crossed`` and ``bytes_saved`` after ``frostline/``. ``bytes_saved`` is what all samples would have
-        crossed as they are stored, less what did; it falls below 0 where features are larger than the samples.
+        Figures by name; empty if the loop has taken no sample since the last step. Else ``frostline/`` and one of
+        ``stall_share``, ``samples_per_s``, ``cache_share``, ``bytes_crossed`` and ``bytes_saved``. ``bytes_saved`` is
+        the size of the encoded samples less the bytes that crossed, so it is negative if features are larger than
+        samples.
     """
     samples = now.samples - before.samples
     if not samples or seconds <= 0:
@@ -68,7 +69,7 @@ def figures_between(
 
 
 class JobMeter:
-    """Reads a job's figures now and then; its own methods are called by one thread.
+    """Reads a job's figures from time to time; for one thread.
 
     Args:
         job: the job.
@@ -265,7 +266,7 @@ _OF_NODES = {
 
 
 class JobCollector(Collector):
-    """Metrics of a job, named as a node's are, with ``frostline_job_`` in front.
+    """Metrics of a job for Prometheus, named like a node's, with the prefix ``frostline_job_``.
 
     Register it with the registry that the trainer serves:
     ``prometheus_client.REGISTRY.register(JobCollector(job))``. Safe for threads: a scrape reads ``job.statistics()``.

@@ -61,7 +61,9 @@ _timeout = click.option(
 cluster.command_class = VerbCommand
 
 
-@cluster.command(epilog="Example: frostline cluster up --data-root file:///photos --on-label store=photos --open")
+@cluster.command(
+    epilog="Example: frostline cluster up --data-root file:///photos --on-label store=photos --allow-anonymous"
+)
 @_where
 @click.option(
     "--data-root", "roots", required=True, multiple=True, metavar="URL", help="URL of the data that the nodes serve."

@@ -54,14 +54,14 @@ __all__ = (
     help="Write parts of about this size; an interrupted extraction continues after the last complete part.",
 )
 @click.option(
-    "--on",
+    "--executor",
     type=click.Choice(("ray",)),
     help="Let Ray tasks request the features, part by part, on the Ray cluster of RAY_ADDRESS or frostline cluster up.",
 )
 @log_format_option
 @trace_option
 @as_json
-def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json: bool) -> None:
+def extract(job: JobSettings, out: Path, part_size: int, executor: str | None, as_json: bool) -> None:
     """Write the features (embeddings) of every sample to a file.
 
     Parquet has the columns id, object, label, class and features, a fixed-shape tensor; safetensors has the tensors
@@ -76,7 +76,10 @@ def extract(job: JobSettings, out: Path, part_size: int, on: str | None, as_json
     check_suffix(out)
     # Each sample comes once, so nothing is worth keeping.
     settings = ExtractSettings(
-        job=replace(job, loader=replace(job.loader, cache_bytes=0)), out=out, part_bytes=part_size, on_ray=on == "ray"
+        job=replace(job, loader=replace(job.loader, cache_bytes=0)),
+        out=out,
+        part_bytes=part_size,
+        on_ray=executor == "ray",
     )
     ray = on_ray() if settings.on_ray else nullcontext()
     with ray, progress() as observe, begin(settings.job, observe) as begun:
@@ -154,7 +157,7 @@ def predict(
     out: Path | None,
     batch_size: int,
     near: Sequence[str],
-    skip_allowance: float,
+    max_skipped_fraction: float,
     allow_nonfinite: bool,
     node: NodeSettings,
     as_json: bool,
@@ -174,7 +177,7 @@ def predict(
     if as_json and out is None:
         raise SettingError("--json prints a summary on stdout, and the table needs another place: name a file (--out)")
     # Each sample comes once, so nothing is worth keeping.
-    loader = LoaderSettings(skip_allowance=skip_allowance, allow_nonfinite=allow_nonfinite, cache_bytes=0)
+    loader = LoaderSettings(max_skipped_fraction=max_skipped_fraction, allow_nonfinite=allow_nonfinite, cache_bytes=0)
     job = _settings(run, model, near, node, loader, data)
     with ProgressBar() as progress, begin(job, progress) as begun:
         # Brings PyTorch, which the node imports at the same time.
@@ -208,7 +211,7 @@ def _settings(
     """The settings of a job on this data with the run's network.
 
     Raises:
-        SettingError: there is no run in the folder, it has not ended, or its network is another one or runs code.
+        SettingError: The folder has no run, the run has not ended, or its network is another one or runs code.
     """
     config = RunConfig.read(run)
     weights = run / _MODEL

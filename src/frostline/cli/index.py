@@ -50,7 +50,8 @@ _MAX_SHOWN = 10
     help="Divide the samples into named parts and save them, such as train=0.8,val=0.2.",
 )
 @click.option(
-    "--by",
+    "--group-by",
+    "by",
     metavar="COLUMN",
     help="Keep samples with the same value in this column, such as a patient's number, in the same part.",
 )

@@ -80,7 +80,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 @list_option
 @changed_option
 @click.option(
-    "--skip-allowance",
+    "--max-skipped-fraction",
     default=0.01,
     show_default=True,
     metavar="SHARE",
@@ -93,7 +93,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
     "checksum changed are repaired.",
 )
 @click.option(
-    "--on",
+    "--executor",
     type=click.Choice(("ray",)),
     help="Make the parts of the copy in Ray tasks, each with --workers readers, on the cluster of RAY_ADDRESS or "
     "frostline cluster up.",
@@ -109,7 +109,7 @@ def ingest(
     relist: bool,
     changed: str,
     where: str | None,
-    on: str | None,
+    executor: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -123,20 +123,20 @@ def ingest(
     """
     from frostline.datasets import Dataset
 
-    if on and any(url.startswith("memory://") for url in (source, destination)):
+    if executor and any(url.startswith("memory://") for url in (source, destination)):
         raise SettingError("memory:// is that of one process, and tasks of Ray are others: name a folder or a store")
     data = Dataset(source, format=source_format, label=label, relist=relist, changed=changed)
     data = data if where is None else data.select(where)
     if format == "ready":
-        _ready(data, destination, on, as_json=as_json, **options)
+        _ready(data, destination, executor, as_json=as_json, **options)
     else:
-        _keep_encoded(data, destination, format, on, as_json=as_json, **options)
+        _keep_encoded(data, destination, format, executor, as_json=as_json, **options)
 
 
 @contextmanager
-def _working(on: str | None) -> Iterator[dict[str, Any]]:
+def _working(executor: str | None) -> Iterator[dict[str, Any]]:
     """Show progress meanwhile; give whom to tell of it, and who makes the parts."""
-    with on_ray() if on else nullcontext() as ray, ProgressBar() as progress:
+    with on_ray() if executor else nullcontext() as ray, ProgressBar() as progress:
         yield {"observe": progress, **({} if ray is None else {"runner": _by(ray)})}
 
 
@@ -146,18 +146,20 @@ def _by(ray: Any) -> "PartRunner":
     return ray_runner(ray)
 
 
-def _ready(source: "Dataset", destination: str, on: str | None, *, as_json: bool, workers: int, **options: Any) -> None:
+def _ready(
+    source: "Dataset", destination: str, executor: str | None, *, as_json: bool, workers: int, **options: Any
+) -> None:
     from frostline.datasets.copy.ready import ingest as run
 
     applied = _applied(source, options["resize"], options["preprocess"], options["dtype"])
-    with _working(on) as shown:
+    with _working(executor) as shown:
         done = run(
             source,
             destination,
             applied,
             object_bytes=options["object_size"],
             workers=workers,
-            skip_allowance=options["skip_allowance"],
+            max_skipped_fraction=options["max_skipped_fraction"],
             verify=options["verify"],
             **shown,
         )
@@ -172,7 +174,7 @@ def _keep_encoded(
     source: "Dataset",
     destination: str,
     format: str,
-    on: str | None,
+    executor: str | None,
     *,
     as_json: bool,
     resize: int | None,
@@ -188,7 +190,7 @@ def _keep_encoded(
         raise SettingError(f"--preprocess and --dtype are for --format ready; {format} keeps encoded images")
     where = ""
     done: CopyResult
-    with _working(on) as shown:
+    with _working(executor) as shown:
         if format == "cql":
             done = put_into_table(source, destination, shorter_side=resize, **options, **shown)
             made = f"{done.made} rows written now"

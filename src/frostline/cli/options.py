@@ -19,7 +19,8 @@ from frostline.control.settings import NO_CONTROL
 from frostline.core import FLOAT32
 from frostline.core.audit import AuditLog, audit_file
 from frostline.core.config import CHANGED, LoaderSettings, NodeSettings, ServerTls, default_node_memory_bytes
-from frostline.core.errors import DataNotFound, SettingError, synonym
+from frostline.core.errors import DataNotFound, SettingError
+from frostline.core.hints import synonym
 from frostline.planning import POLICIES
 from frostline.stores.urls import parse_url
 from frostline.training.settings import JobSettings
@@ -182,7 +183,7 @@ def server_tls(tls_cert: str | None, tls_key: str | None, tls_client_ca: str | N
     """The files by which a server encrypts, as the options say them; None where it does not.
 
     Raises:
-        SettingError: There is no certificate for them.
+        SettingError: A file for TLS is named, and no certificate.
     """
     if tls_cert is not None:
         return ServerTls(cert=tls_cert, key=tls_key, client_ca=tls_client_ca)
@@ -227,11 +228,11 @@ changed_option = click.option(
     " the first epoch, refuse stops.",
 )
 list_option = click.option(
-    "--list/--no-list",
+    "--relist/--no-relist",
     "relist",
     default=True,
     show_default=True,
-    help="List the data before starting. --no-list reuses the last manifest without listing the store.",
+    help="List the data before starting. --no-relist reuses the last manifest without listing the store.",
 )
 list_locally_option = click.option(
     "--list-locally",
@@ -265,15 +266,15 @@ def _names(text: str) -> tuple[str, ...]:
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Data": _names(
         """source destination run steps data roots format source_format column label where split shares by relist
-        list_locally changed beside checks samples tokenizer max_length skip_allowance allow_nonfinite resize preprocess
-        dtype follow_links listing_memory max_listed max_manifest"""
+        list_locally changed beside checks samples tokenizer max_length max_skipped_fraction allow_nonfinite resize
+        preprocess dtype follow_links listing_memory max_listed max_manifest"""
     ),
     "Network": _names("model until weights weight_folders accuracy policy rule cut codec engines"),
     "Node": _names(
         """near memory device nodes address namespace min_nodes max_nodes port read_threads local_tier local_tier_size
-        trials cache_folder cache_size views shared_cache shared_cache_size shared_cache_wait batching max_requests
-        min_upload_rate device_batch threads max_run max_operation node_memory ray_memory window path timeout on workers
-        bandwidth store_speed trainer_speed trainer_memory separate_machines control"""
+        trials cache_folder cache_size cached_augmentations shared_cache shared_cache_size shared_cache_wait batching
+        max_requests min_upload_rate device_batch threads max_run max_operation node_memory ray_memory window
+        path timeout executor workers bandwidth store_speed trainer_speed trainer_memory separate_machines control"""
     ),
     "Access": _names("listen tenants allow_anonymous is_open allowed_hosts control_config prices"),
     "Training": _names(
@@ -331,7 +332,9 @@ class VerbCommand(click.Command):
         except click.MissingParameter as error:
             if error.param is None:
                 raise
-            says = str(getattr(_shortened(error.param), "help", None) or "")
+            help = str(getattr(_shortened(error.param), "help", None) or "")
+            value = error.param.make_metavar(ctx)
+            says = f"Write {error.param.opts[0]} {value}: {help[:1].lower()}{help[1:]}" if help else ""
             if error.param.name == "data" and given and not given[0].startswith("-"):
                 says = f"Write --data {given[0]}."
             raise click.MissingParameter(says, ctx=error.ctx, param=error.param) from error
@@ -506,8 +509,8 @@ _DATA = (
         "1e-4; bf16, fp16, int8: that of computing and sending in these types; or a relative error such as 0.01.",
     ),
     _loader_setting(
-        "skip_allowance",
-        "--skip-allowance",
+        "max_skipped_fraction",
+        "--max-skipped-fraction",
         metavar="SHARE",
         help="Share of the samples that may be unreadable before the job stops.",
     ),
@@ -587,8 +590,8 @@ _JOB = (
     ),
     _loader_setting("cache_disk_bytes", "--cache-size", help="Maximum bytes of the features in the folder of --cache."),
     _loader_setting(
-        "views",
-        "--views",
+        "cached_augmentations",
+        "--cached-augmentations",
         metavar="V",
         help="Number of random augmentations cached per sample: epoch e uses number e mod V. 0 draws new ones each "
         "epoch and caches none.",

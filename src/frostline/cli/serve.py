@@ -52,7 +52,7 @@ __all__ = ("cert", "control", "serve", "served_settings")
     show_default=True,
     metavar="HOST:PORT",
     help="Address to listen on; port 0 takes a free one. An address that other machines can reach needs --tenants or "
-    "--open.",
+    "--allow-anonymous.",
 )
 @click.option(
     "--tenants",
@@ -63,7 +63,7 @@ __all__ = ("cert", "control", "serve", "served_settings")
 )
 @node_setting(
     "allow_anonymous",
-    "--open",
+    "--allow-anonymous",
     "allow_anonymous",
     help="Listen beyond this machine without --tenants: anyone who can reach the address may use the node.",
 )
@@ -197,9 +197,9 @@ def serve(
     """Run a node beside the data.
 
     It runs until Ctrl-C. Without --tenants, anyone who can reach the address can run networks on the data under the
-    roots. So an address that other machines can reach needs --tenants, or --open if only your trainers can reach it.
-    Jobs without a control plane report their progress to the node, whose address shows it as a web page; --control
-    none turns that off. With --json, one line on stdout gives the address once the node is ready.
+    roots. So an address that other machines can reach needs --tenants, or --allow-anonymous if only your trainers can
+    reach it. Jobs without a control plane report their progress to the node, whose address shows it as a web page;
+    --control none turns that off. With --json, one line on stdout gives the address once the node is ready.
     """
     import torch
 
@@ -243,7 +243,7 @@ def _prices(text: str | None) -> "Prices | None":
     """Prices as they are typed.
 
     Raises:
-        SettingError: They are none.
+        SettingError: The text is not two prices and a currency.
     """
     from frostline.control.messages import Prices
 
@@ -302,7 +302,8 @@ def _engines(names: str) -> tuple[str, ...]:
 
 
 _ADVICE = (
-    "name its users with tables [[tenant]] in --config, or start it with --open if only your trainers can reach it"
+    "name its users with tables [[tenant]] in --config, or start it with --allow-anonymous if only your trainers can "
+    "reach it"
 )
 
 
@@ -321,7 +322,7 @@ _ADVICE = (
     show_default=True,
     metavar="HOST:PORT",
     help="Address to listen on; port 0 takes a free one. An address that other machines can reach needs tenants in "
-    "--config, or --open.",
+    "--config, or --allow-anonymous.",
 )
 @click.option(
     "--state",
@@ -329,7 +330,7 @@ _ADVICE = (
     help="File in which the amounts that jobs hold are kept across restarts. Default: the name of --config with the "
     "suffix .state.",
 )
-@click.option("--open", "is_open", is_flag=True, help="Listen beyond this machine without tenants.")
+@click.option("--allow-anonymous", "is_open", is_flag=True, help="Listen beyond this machine without tenants.")
 @allowed_hosts_option
 @tls_options
 @audit_option

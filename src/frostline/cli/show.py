@@ -295,7 +295,9 @@ class ProgressBar:
 
     def _say(self, sentence: str) -> None:
         if sentence:
-            self._console.print(printable(sentence), markup=False, highlight=False)
+            # Who reads a file or a pipe wants whole lines.
+            is_folded = self._console.is_terminal
+            self._console.print(printable(sentence), markup=False, highlight=False, soft_wrap=not is_folded)
 
 
 def _of_the_job(

@@ -262,7 +262,7 @@ def take_options(context: click.Context, _: click.Parameter, folder: Path | None
     """Take the options of a run from its folder, as the callback of the parameter that names it.
 
     Raises:
-        SettingError: there is no run in it, or it has options that no run has.
+        SettingError: The folder has no run, or the run's file has unknown options.
     """
     if folder is not None:
         options, known = RunConfig.read(folder).options, train.params

@@ -162,7 +162,7 @@ class BalancedResponse:
         """Ask the other nodes for what this one could not read: only what no node can read is unreadable.
 
         Raises:
-            NodeUnreachable: Others may be able to, and went away a moment ago.
+            NodeUnreachable: A node that went away a moment ago may be able to read the samples.
         """
         asked = self._stretch(batch)
         rows = self._rows + np.flatnonzero(np.isin(asked, [sample.id for sample in batch.skipped]))

@@ -180,8 +180,8 @@ class BalancedTransport:
             make: function that makes the way to the new node.
 
         Raises:
-            Unavailable: It does not answer.
-            Refused: It does not take what the others did.
+            Unavailable: The node does not answer.
+            Refused: The node refuses what the other nodes were given.
         """
         with self._lock:
             if name not in self._names:
@@ -311,7 +311,7 @@ class BalancedTransport:
             first: names of the nodes to ask before all others.
 
         Raises:
-            EngineNotReady: None of them can.
+            EngineNotReady: No node can run the engine.
         """
         with self._lock:
             now, preferred = self._clock(), [self._names.index(name) for name in first if name in self._names]
@@ -405,7 +405,7 @@ class BalancedTransport:
         """What these nodes say that answer and can run the engine, all asked at once.
 
         Raises:
-            FrostlineError: None of them answers: what one refuses, or else why one cannot be reached.
+            FrostlineError: No node answers: the refusal of one node, or else why one cannot be reached.
         """
         found: list[T] = []
         errors: dict[int, FrostlineError] = {}

@@ -145,7 +145,7 @@ class LoadBalancer:
             node: the number.
             now: the time in seconds.
             is_timed: the request says how fast the node is. One by which a job measures something does not.
-            is_retry: another node had failed it.
+            is_retry: true if another node has failed the request before.
         """
         place = self._places[node]
         if is_timed and not place.timed:

@@ -94,7 +94,7 @@ def require_protocol(health: Health, node: str, ours: tuple[int, int] = PROTOCOL
         ours: lowest and highest protocol version of this side.
 
     Raises:
-        Refused: It speaks none of them.
+        Refused: The node speaks no protocol version of this side.
     """
     if common_protocol(health.protocol, ours) is None:
         raise Refused(
@@ -111,7 +111,7 @@ def ask_protocol(node: str, probe: Transport) -> None:
         probe: way on which it is asked, which is closed.
 
     Raises:
-        Refused: It speaks none of this side.
+        Refused: The node speaks no protocol version of this side.
     """
     with closing(probe), suppress(Unavailable), time_limit(PROBE_S, probe.break_off, node):
         require_protocol(probe.health(), node)
@@ -169,7 +169,7 @@ class Membership:
         answers, all stay.
 
         Raises:
-            FrostlineError: None of them can take part.
+            FrostlineError: No node can take part.
         """
         members = self._transport.members
         asked = {self._pool.submit(self._answer, node): node for node in members}
@@ -387,7 +387,7 @@ def connect_balanced(
 
     Raises:
         NodeUnreachable: A list cannot be read, or names no node.
-        FrostlineError: None of the nodes can take part.
+        FrostlineError: No node can take part.
     """
     nodes = listed_nodes(tuple(near))
     if not nodes:

@@ -190,7 +190,7 @@ class ControlPlane:
         """Know these tenants from now on. What jobs of those that left hold stays theirs until they fall silent.
 
         Raises:
-            SettingError: They make no sense here, or there are none.
+            SettingError: The list of tenants is empty, or does not fit the other settings.
         """
         if self._is_open or not tenants:
             raise SettingError("a control plane that has tenants keeps some, and one without gets none while it runs")

@@ -78,7 +78,7 @@ class ControlChanges:
             body: the PATCH, as JSON gave it.
 
         Raises:
-            BadRequest: It makes no sense; the sentence names the field.
+            BadRequest: The PATCH makes no sense; the sentence names the field.
         """
         patch = fields_of_patch(body, _CAPACITY_FIELDS)
         divided = settings.capacity.to_json()
@@ -100,7 +100,7 @@ class ControlChanges:
 
         Raises:
             UnknownName: There is no such tenant.
-            BadRequest: It makes no sense; the sentence names the field.
+            BadRequest: The PATCH makes no sense; the sentence names the field.
         """
         patch = fields_of_patch(body, _TENANT_FIELDS)
         if name not in settings.weights:
@@ -118,8 +118,8 @@ class ControlChanges:
             body: the PATCH, as JSON gave it; ``ends_at`` is a date and time with its offset, or ``"never"``.
 
         Raises:
-            BadRequest: It makes no sense; the sentence names the field.
-            Overloaded: So many jobs are changed already that another one is not kept.
+            BadRequest: The PATCH makes no sense; the sentence names the field.
+            Overloaded: The largest number of changed jobs is reached.
         """
         patch = _with_end(fields_of_patch(body, _JOB_FIELDS))
         in_file = _fields_of(next((each for each in settings.jobs if (each.tenant, each.name) == job), None))
@@ -137,7 +137,7 @@ class ControlChanges:
             settings: settings that the file says.
 
         Raises:
-            SettingError: They make no sense together.
+            SettingError: The changed settings contradict each other.
         """
         amounts = settings.capacity.to_json()
         amounts |= {resource: amount for resource, amount in self.capacity.items() if resource in amounts}
@@ -162,7 +162,7 @@ class ControlChanges:
         """Read what ``to_json`` gave.
 
         Raises:
-            KeyError: It is something else; so do ValueError, TypeError and AttributeError say.
+            KeyError: The JSON is not one of ``to_json``; ValueError, TypeError and AttributeError say the same.
         """
         jobs = {
             (tenant, name): {field: math.inf if found is None else found for field, found in values.items()}

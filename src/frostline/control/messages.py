@@ -187,7 +187,7 @@ class StageReport:
         """Read a report that a stranger sent.
 
         Raises:
-            BadRequest: It is not one; the sentence names the field.
+            BadRequest: The JSON is no report; the sentence names the field.
         """
         return read_declared(cls, value, "a report")
 
@@ -226,7 +226,7 @@ class ControlAnswer:
         """Read an answer.
 
         Raises:
-            BadRequest: It is not one.
+            BadRequest: The JSON is no report.
         """
         known = {field.name for field in fields(cls)}
         said = {name: found for name, found in value.items() if name in known} if isinstance(value, dict) else value
@@ -247,7 +247,7 @@ def checked_job(name: str) -> str:
     """Give back the name of a job.
 
     Raises:
-        BadRequest: No job can have it.
+        BadRequest: The text cannot be the name of a job.
     """
     if not _NAME.fullmatch(name):
         raise BadRequest("job must be a name of 1 to 128 letters, digits and . _ : -")

@@ -77,7 +77,7 @@ class ControlLink:
         """Send a report.
 
         Raises:
-            FrostlineError: It was not answered, or refused.
+            FrostlineError: The control plane refused the report, or did not answer.
         """
         status, answer = self._asked(json.dumps(report.to_json()).encode())
         if status != _OK:
@@ -91,7 +91,7 @@ class ControlLink:
         """Do nothing where a control plane answers that knows this token. It hears of no stage.
 
         Raises:
-            FrostlineError: None answers, or it refuses the token.
+            FrostlineError: No control plane answers, or the token is refused.
         """
         # A report of nothing is refused as that, by whoever takes reports.
         error = error_from_answer(*self._asked(b"{}"))

@@ -162,7 +162,8 @@ def read_control_settings(path: Path, tenants: tuple[ControlTenant, ...] | None 
         tenants: tenants of whoever serves it, who are named elsewhere; None has those of the file.
 
     Raises:
-        SettingError: It cannot be read, makes no sense, or others may write to it; the sentence names file and field.
+        SettingError: The file cannot be read, makes no sense, or can be written by other users; the sentence names file
+            and field.
     """
     try:
         require_guarded(path)

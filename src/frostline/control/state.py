@@ -461,7 +461,7 @@ class ControlState:
 
         Raises:
             Overloaded: There are as many stages as the settings allow.
-            BadRequest: It says that it has settings that it was not given.
+            BadRequest: The report claims settings that its stage was never given.
         """
         key = tenant, report.stage
         before = self._records.get(key)
@@ -495,7 +495,7 @@ class ControlState:
         """Take these for the tenants of the file.
 
         Raises:
-            SettingError: They make no sense beside the rest of it.
+            SettingError: The tenants contradict the rest of the file's settings.
         """
         before, self._file = self._file, replace(self._file, tenants=tenants)
         try:

@@ -82,7 +82,7 @@ class RecordStore:
             now_s: seconds since 1970.
 
         Raises:
-            SettingError: This file is damaged, or what was changed does not fit the settings any more.
+            SettingError: The file is damaged, or a change in it does not fit the settings any more.
         """
         records, events, changes = self.records(), self.events(), self.changes()
         try:

@@ -19,7 +19,8 @@ from typing import Any, get_args
 
 from platformdirs import user_cache_path
 
-from frostline.core.errors import SettingError, suggest_names
+from frostline.core.errors import SettingError
+from frostline.core.hints import suggest_names
 from frostline.core.system import usable_cores, usable_memory_bytes
 
 __all__ = (
@@ -71,8 +72,13 @@ def check_type(name: str, value: object, *kinds: type) -> None:
         SettingError: the value is of another type.
     """
     if not any(_is(value, kind) for kind in kinds):
-        came = repr(value) if isinstance(value, _SHOWN) else type(value).__name__
-        raise SettingError(f"{name} takes {' or '.join(_WORDS.get(kind, kind.__name__) for kind in kinds)}, not {came}")
+        takes = " or ".join(_WORDS.get(kind, kind.__name__) for kind in kinds)
+        raise SettingError(f"{name} takes {takes}, not {describe_value(value)}")
+
+
+def describe_value(value: object) -> str:
+    """A value in the sentence that refuses it: numbers and texts as they are written, all else by its type."""
+    return repr(value) if isinstance(value, _SHOWN) else type(value).__name__
 
 
 def check_arguments(given: Mapping[str, Any], taken: Mapping[str, tuple[type, ...]]) -> dict[str, Any]:
@@ -129,7 +135,7 @@ def _check_quantile(name: str, value: float) -> None:
     """Make sure that a value is above 0 and at most 1.
 
     Raises:
-        SettingError: It is not.
+        SettingError: The value is outside of that range.
     """
     if not 0 < value <= 1:
         raise SettingError(f"{name} must be above 0 and at most 1, not {value}")
@@ -139,7 +145,7 @@ def _check_whole_eights(name: str, value: int) -> None:
     """Make sure that a number of rows is a multiple of 8.
 
     Raises:
-        SettingError: It is not.
+        SettingError: The number is not such a multiple.
     """
     if value < 8 or value % 8:
         raise SettingError(f"{name} must be a multiple of 8, not {value}")
@@ -152,7 +158,7 @@ def devices_of(device: str) -> tuple[str, ...]:
         device: the device, such as ``cpu``, ``cuda`` or ``cuda:0,cuda:1``.
 
     Raises:
-        SettingError: It names none, one twice, or devices of several kinds.
+        SettingError: The setting names no device, one twice, or devices of several kinds.
     """
     names = device.split(",")
     kinds = {name.partition(":")[0] for name in names}
@@ -295,7 +301,7 @@ def check_different_tokens(holders: Sequence[TokenHolder]) -> None:
     """Make sure that nobody has another's name or token.
 
     Raises:
-        SettingError: Somebody has.
+        SettingError: Two tenants have the same name or token.
     """
     names = [holder.name for holder in holders]
     tokens = [digest for holder in holders for digest, _ in holder.tokens]
@@ -556,10 +562,10 @@ class LoaderSettings:
         cache_folder: folder at the trainer that also keeps features on disk, for later epochs and later jobs, which
             then need not request them; jobs on one machine may share it. None keeps none on disk.
         cache_disk_bytes: maximum bytes of the features in ``cache_folder``.
-        views: number of random augmentations cached per sample: epoch ``e`` uses number ``e mod views``. 0 draws new
-            ones in each epoch and caches none.
-        slack: number of places by which a sample may overtake the earliest sample that has not arrived. 0 keeps the
-            order; None hands out whatever has arrived. Every sample still comes once per epoch. Jobs with several
+        cached_augmentations: number N of random augmentations cached per sample: epoch ``e`` uses number ``e mod N``. 0
+            draws new ones in each epoch and caches none.
+        max_reorder: number of places by which a sample may overtake the earliest sample that has not arrived. 0 keeps
+            the order; None hands out whatever has arrived. Every sample still comes once per epoch. Jobs with several
             ranks, worker processes or replays always keep the order.
         hedge_quantile: share, above 0 and up to 1, of earlier requests. A request that takes longer than this share of
             them is sent a second time, so 0.95 repeats at most 5 % of the requests; 1 repeats none.
@@ -572,11 +578,11 @@ class LoaderSettings:
             equal to the node's, so that features are the same bits wherever they are computed.
         trainer_memory_bytes: maximum bytes that frozen layers may take at the trainer; cuts that need more are not
             planned. None is the free memory of the trainer's accelerator, or the memory that this process may use.
-        skip_allowance: share of a data set's samples, from 0 to 1, that may be unreadable before the job stops. A job
-            and its worker processes count together, each rank separately.
+        max_skipped_fraction: share of a data set's samples, from 0 to 1, that may be unreadable before the job stops. A
+            job and its worker processes count together, each rank separately.
         allow_nonfinite: True continues if the frozen layers give Inf or NaN for a sample: the loop gets the features as
             they are; the sample is counted and not cached. False stops the job at the first such sample and names it.
-        follow: True changes the plan while the job runs if measurements show another one to be 15 % faster.
+        replan: True changes the plan while the job runs if measurements show another one to be 15 % faster.
         trial_s: maximum seconds for trying engines at the job's node, even if the job does not win them back; 0 tries
             none and uses what is known. None tries those that save the job more time than they take, and any
             that take less than a twentieth of it.
@@ -603,17 +609,17 @@ class LoaderSettings:
     cache_bytes: int = 1 * _GIB
     cache_folder: str | None = None
     cache_disk_bytes: int = 10 * _GIB
-    views: int = 0
-    slack: int | None = 0
+    cached_augmentations: int = 0
+    max_reorder: int | None = 0
     hedge_quantile: float = 0.95
     ramp: bool = True
     retry_for_s: float = 60.0
     deadline_s: float = 120.0
     device_batch: int = 32
     trainer_memory_bytes: int | None = None
-    skip_allowance: float = 0.01
+    max_skipped_fraction: float = 0.01
     allow_nonfinite: bool = False
-    follow: bool = True
+    replan: bool = True
     trial_s: float | None = None
     measure_first: bool = False
     pin_memory: bool | None = None
@@ -627,14 +633,22 @@ class LoaderSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_minimums(self, requests_in_flight=1, max_requests=1, samples_per_request=1, window_bytes=1, slack=0)
-        check_minimums(self, trainer_memory_bytes=1, cache_bytes=0, views=0, retry_for_s=0, deadline_s=1e-3, trial_s=0)
+        check_minimums(self, requests_in_flight=1, max_requests=1, samples_per_request=1, window_bytes=1, max_reorder=0)
+        check_minimums(
+            self,
+            trainer_memory_bytes=1,
+            cache_bytes=0,
+            cached_augmentations=0,
+            retry_for_s=0,
+            deadline_s=1e-3,
+            trial_s=0,
+        )
         if self.tuning not in TUNING:
             raise SettingError(f"tuning must be one of {', '.join(TUNING)}, not {self.tuning!r}")
         _check_quantile("hedge_quantile", self.hedge_quantile)
         _check_whole_eights("device_batch", self.device_batch)
-        if not 0 <= self.skip_allowance <= 1:
-            raise SettingError(f"skip_allowance is a share between 0 and 1, not {self.skip_allowance}")
+        if not 0 <= self.max_skipped_fraction <= 1:
+            raise SettingError(f"max_skipped_fraction is a share between 0 and 1, not {self.max_skipped_fraction}")
         # What it is stays out of the sentence.
         if self.token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", self.token):
             raise SettingError("a token (FROSTLINE_TOKEN) has 1 to 512 printable ASCII characters and no blanks")
@@ -657,7 +671,7 @@ class LoaderSettings:
 
     def max_skipped(self, samples: int) -> int:
         """The number of so many samples that may be unreadable before the job stops."""
-        return math.ceil(self.skip_allowance * samples)
+        return math.ceil(self.max_skipped_fraction * samples)
 
 
 def cache_folder() -> Path:

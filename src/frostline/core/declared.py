@@ -24,7 +24,8 @@ from typing import (
     is_typeddict,
 )
 
-from frostline.core.errors import BadRequest, SettingError, suggest_names
+from frostline.core.errors import BadRequest, SettingError
+from frostline.core.hints import suggest_names
 
 __all__ = (
     "Amount",
@@ -231,7 +232,7 @@ def refuse_unknown_fields(body: Mapping[str, Any], known: Iterable[str], what: s
         what: name of it, for the sentence.
 
     Raises:
-        BadRequest: It has another field; the sentence names it, and those that are near.
+        BadRequest: The JSON has an unknown field; the sentence names it, and known fields that are spelt alike.
     """
     names = sorted(known)
     unknown = [str(name) for name in body if name not in names]

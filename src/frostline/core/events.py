@@ -74,7 +74,7 @@ class WaitingForRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFinished:
-    """A request was answered whole, ``seconds`` after it was sent; ``payload_bytes`` are those at the frost line."""
+    """A request was answered completely, ``seconds`` after it was sent, with ``payload_bytes`` of features."""
 
     samples: int
     payload_bytes: int
@@ -84,7 +84,7 @@ class RequestFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHedged:
-    """A request is later than nearly all before it, and is made a second time; the first answer is taken."""
+    """A request took longer than nearly all earlier ones and was sent again; the first answer counts."""
 
     samples: int
     route: Route
@@ -92,7 +92,7 @@ class RequestHedged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRetried:
-    """A request failed and is made again after ``delay_s`` seconds."""
+    """A request failed and will be sent again after ``delay_s`` seconds."""
 
     samples: int
     attempt: int
@@ -102,7 +102,7 @@ class RequestRetried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned:
-    """Samples that were not asked for yet take other ways from now on.
+    """The plan changed: samples that were not requested yet take other cuts or codecs from now on.
 
     Attributes:
         at_s: seconds since the job was made.
@@ -121,7 +121,7 @@ class Replanned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChanged:
-    """The node runs the frozen layers by another engine from now on, for samples that were not asked for yet.
+    """The node runs the frozen layers with another engine, for samples that were not requested yet.
 
     Attributes:
         at_s: seconds since the job was made.
@@ -140,14 +140,14 @@ class EngineChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementFailed:
-    """The job could not measure what its plan and its engine could be chosen by, and goes on as it began."""
+    """The measurements for a plan or an engine failed; the job continues as it began."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """The window of a loader has other bounds from now on; samples and their order stay as they are.
+    """The limits of a loader's window changed; samples and their order stay the same.
 
     Attributes:
         at_s: seconds since the job was made.
@@ -176,7 +176,7 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnsDropped:
-    """What is made of a data set at ``url`` has no place for these metadata columns; said before it is begun."""
+    """A copy of the data set at ``url`` cannot hold these metadata columns; said before it is written."""
 
     url: str
     columns: tuple[str, ...]
@@ -184,7 +184,7 @@ class ColumnsDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSkipped:
-    """A sample could not be read, or ``changed`` since it was listed; it is left out of this job from now on."""
+    """A sample could not be read, or ``changed`` since it was listed; this job leaves it out from now on."""
 
     id: int
     object: str
@@ -194,12 +194,12 @@ class SampleSkipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowsNotFinite:
-    """Rows with Inf or NaN came out of the frozen layers, which ``allow_nonfinite`` lets pass.
+    """Frozen layers gave rows with Inf or NaN, which ``allow_nonfinite`` permits.
 
     Attributes:
         rows: number of those that came together.
         total: number of all so far, by the count of the process that tells it; equal to ``rows`` for the first.
-        first: first of them, in words: sample, frost line, dtype and engine.
+        first: the first row with Inf or NaN, in words: its sample, frost line, dtype and engine.
     """
 
     rows: int
@@ -209,7 +209,7 @@ class RowsNotFinite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesLeftOut:
-    """Of a data set that was listed, or of a pass that ended, ``count`` objects or rows are left out; once each.
+    """A listing or a pass left out ``count`` objects or rows for one reason; said once each.
 
     Attributes:
         count: number of them.
@@ -222,7 +222,7 @@ class SamplesLeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitsChosen:
-    """Which split a run trains on and which it scores; None where a side is a share, or all, of what is there."""
+    """A run trains on one split and scores another; None if a part is a share of the samples, or all of them."""
 
     train: str | None
     train_samples: int
@@ -232,7 +232,7 @@ class SplitsChosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFinished:
-    """A pass over an epoch ended, whole or early: ``samples`` handed out, ``from_cache`` of them not fetched again."""
+    """A pass over an epoch ended, complete or early: ``samples`` handed out, ``from_cache`` of them from a cache."""
 
     epoch: int
     samples: int
@@ -243,14 +243,14 @@ class EpochFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseStarted:
-    """A job begins something that takes a while before or between epochs, such as tracing the network."""
+    """A job begins work that takes a while outside of epochs, such as tracing the network."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressMade:
-    """So many of a phase's things are done, such as rows written; ``total`` is 0 where nobody knows it."""
+    """A phase has done ``done`` of ``total`` units, such as rows written; ``total`` is 0 if it is unknown."""
 
     done: int
     total: int
@@ -258,7 +258,7 @@ class ProgressMade:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFinished:
-    """The optimiser took a step: number ``step`` of the ``steps`` that the whole run has; 0 where nobody knows yet."""
+    """The optimiser took step ``step`` of the ``steps`` of the whole run; ``steps`` is 0 if it is unknown."""
 
     epoch: int
     step: int
@@ -294,7 +294,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochsChosen:
-    """A training begins that nobody told how many epochs it has: so many at most, for a ``reason`` in words."""
+    """A training without a given number of epochs begins; it makes at most this many, for a ``reason`` in words."""
 
     epochs: int
     reason: str
@@ -302,7 +302,7 @@ class EpochsChosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResumed:
-    """A run that was broken off goes on after so many steps, with the epoch of that number."""
+    """An interrupted run continues after its last saved step, in the epoch of that number."""
 
     epoch: int
     step: int
@@ -310,7 +310,7 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSelected:
-    """Training ended, and the head is that of ``epoch``, whose held-out loss was the lowest of these ``epochs``."""
+    """Training ended with the head of ``epoch``, whose held-out loss was the lowest of these ``epochs``."""
 
     epoch: int
     epochs: int
@@ -318,7 +318,7 @@ class HeadSelected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayersUnfrozen:
-    """Further layers are trained from an epoch on, counted from 0, and the frost line lies at another place."""
+    """Further layers are trained from an epoch on (counted from 0), which moves the frost line."""
 
     epoch: int
     layers: str
@@ -327,7 +327,7 @@ class LayersUnfrozen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFull:
-    """A node takes nothing more just now, and a job that begins asks it again after ``delay_s`` seconds."""
+    """A node accepts no more requests now; a job that begins asks it again after ``delay_s`` seconds."""
 
     attempt: int
     delay_s: float
@@ -336,14 +336,14 @@ class NodeFull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """Another node takes part in a job that runs; it has what the others were given."""
+    """A new node takes part in a running job; it was sent the frozen layers that the others have."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeft:
-    """A node takes part in a job no more, and why; others own its blocks."""
+    """A node takes no part in a job any more, for the given reason; other nodes own its blocks."""
 
     url: str
     reason: str
@@ -351,7 +351,7 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """One of several nodes is asked nothing for now, and why: it is silent, cannot be reached, or refuses."""
+    """A node gets no requests for now, for the given reason: it is silent, unreachable, or refuses."""
 
     url: str
     reason: str
@@ -366,7 +366,7 @@ class NodeBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeExcluded:
-    """One of several nodes gets no more of the work that an engine does, since it cannot run that engine."""
+    """A node gets no more requests for features, because it cannot run the job's engine."""
 
     url: str
     engine: str
@@ -375,14 +375,14 @@ class NodeExcluded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRestarted:
-    """The job's own node had died and was started again at the same address."""
+    """The job's own node died and was started again at the same address."""
 
     url: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetupWarning:
-    """A job is not what was likely meant: another frost line, frozen layers that run elsewhere, or splits mixed."""
+    """A job differs from what was likely meant: another frost line, frozen layers at the trainer, or mixed splits."""
 
     reason: str
 

@@ -102,7 +102,7 @@ def replace_file(path: Path, body: bytes) -> None:
     It is not forced onto the disk, which ``training.run_config.atomic_file`` does.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
@@ -125,7 +125,7 @@ def append_line(path: Path, line: bytes, *, may_be_link: bool = False) -> None:
         may_be_link: True if its user named the file; else a link that somebody put in its place is not followed.
 
     Raises:
-        OSError: It cannot be written, or a part of it alone.
+        OSError: The line cannot be written, or only a part of it can.
     """
     how = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (0 if may_be_link else os.O_NOFOLLOW)
     handle = os.open(path, how, _FILE)
@@ -145,7 +145,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         max_bytes: maximum size.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or is larger.
+        OSError: The file cannot be read, is not a regular one, or is larger than allowed.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
@@ -160,7 +160,7 @@ def require_regular(path: Path) -> None:
     """Do nothing where a file is a regular one; see ``read_regular``.
 
     Raises:
-        OSError: It is missing, or something else.
+        OSError: The path is missing, or leads to something else than a regular file.
     """
     _require_regular(path.stat(), path)
 
@@ -215,7 +215,7 @@ def make_private(folder: Path) -> None:
     """Give a folder that a library wrote, and all that is in it, to its user alone.
 
     Raises:
-        OSError: Its rights cannot be changed.
+        OSError: The folder's rights cannot be changed.
     """
     for path in (folder, *folder.rglob("*")):
         path.chmod(_FOLDER if path.is_dir() else _FILE)
@@ -227,7 +227,7 @@ def require_guarded(path: Path) -> None:
     It is asked of files that say who may do what.
 
     Raises:
-        SettingError: Others may write to it.
+        SettingError: Other users may write to the file.
         OSError: There is no such file.
     """
     status = path.stat()
@@ -265,7 +265,7 @@ def without_schema(value: object, number: int, what: str | Path) -> dict[str, An
         what: name of the file, for the sentence.
 
     Raises:
-        SettingError: It has another schema, or none.
+        SettingError: The schema number is missing, or is not this version's.
     """
     if not isinstance(value, dict):
         raise SettingError(f"{what} is damaged: it holds no fields")
@@ -341,7 +341,7 @@ def try_lock(handle: int) -> bool:
     """Lock an open file or folder, unless another process has locked it; closing it unlocks it.
 
     Returns:
-        Whether this process has it now.
+        True if this process holds the lock now.
 
     Raises:
         SettingError: The system has no such locks.

@@ -71,7 +71,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
-    """A sample that could not be read or decoded, and why; ``changed`` says that it was another when it was listed."""
+    """A sample that could not be read or decoded, with the reason; ``changed`` if it was modified since."""
 
     id: int
     object: str
@@ -81,7 +81,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedTensor:
-    """One tensor of a batch as it crosses the wire; ``wire.codecs`` makes these and reads them.
+    """One tensor of a batch as it crosses the wire, made and read by ``wire.codecs``.
 
     Attributes:
         codec: the name; a lossless one where the batch's codec does not fit this tensor, such as a mask.
@@ -159,7 +159,7 @@ REFERENCE = "torch-eager"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Route:
-    """Where the store side stops, and how what crosses is encoded on the wire.
+    """The cut at which a sample leaves the store side, and the codec that compresses it for the link.
 
     Attributes:
         cut: number of the cut (``Cut.number``).
@@ -172,7 +172,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Levels:
-    """``(level - mean) / std`` in float32, by channels: the last step of a preprocessing, as whoever runs it sees it.
+    """The last step of a preprocessing, ``(level - mean) / std`` in float32 by channel, for an engine that runs it.
 
     Attributes:
         mean: a number for each channel.
@@ -218,7 +218,7 @@ _CARRIER = np.dtype(np.uint16)
 
 
 def array_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of the arrays that hold tensors of that dtype; the bits of ``bfloat16`` lie in ``uint16``.
+    """The NumPy dtype for tensors of a dtype; the bits of ``bfloat16`` are kept in ``uint16``.
 
     Args:
         name: torch's name of the tensor's dtype, such as ``float32``.
@@ -227,7 +227,7 @@ def array_dtype(name: str) -> np.dtype[Any]:
 
 
 def widen_bfloat16(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same values for who has no bfloat16: as ``float32`` where the array holds its bits, else the array itself."""
+    """The same values as ``float32`` if the array holds the bits of bfloat16; otherwise the array itself."""
     if array.dtype != _CARRIER:
         return array
     bits = array.astype(np.uint32)
@@ -241,7 +241,7 @@ _INFINITE = {np.dtype(np.float16): (0x7C00, 0xFC00), _CARRIER: (0x7F80, 0xFF80)}
 
 
 def is_finite(array: npt.NDArray[Any]) -> bool:
-    """Whether no number is Inf or NaN; extremes tell, at a fraction of what a mask of all numbers costs."""
+    """True if no number is Inf or NaN, found from the extremes, which is faster than a mask of all numbers."""
     if array.size == 0:
         return True
     if array.dtype in _INFINITE:
@@ -276,7 +276,7 @@ _AT_ONCE = 1 << 12
 
 
 class Texts(Sequence[str]):
-    """A sequence of texts that are made when they are asked for. Immutable, safe for threads; equal by what it holds.
+    """A sequence of texts that are made when they are read. Immutable and safe for threads; equal by its contents.
 
     Iterating makes some thousand at a time. Taking rows is much faster than indexing them one by one.
     """
@@ -326,7 +326,7 @@ _Numbers = npt.NDArray[np.int64]
 
 
 class SampleTable(Protocol):
-    """Samples of a data set, of which there may be a hundred million. Immutable, safe for threads.
+    """The samples of a data set, up to a hundred million. Immutable and safe for threads.
 
     Whole columns are views where they lie in memory or in a mapped file, and else computed at each access: ask for
     those of a few rows instead, or ``take`` them.
@@ -375,7 +375,7 @@ class SampleTable(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Targets:
-    """Where the masks of samples are: columns of equal length, one row a sample.
+    """Places of the samples' masks: columns of equal length with one row per sample.
 
     Attributes:
         objects: names of the objects, relative to the data set's root; empty where a sample has no mask.
@@ -410,7 +410,7 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Samples:
-    """Columns of equal length, one row a sample.
+    """Columns of equal length with one row per sample.
 
     Attributes:
         ids: ``int64[n]``, not negative, unique in the data set and stable between builds of its manifest.
@@ -488,7 +488,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Which random view of each sample is wanted: augmentation is seeded by (seed, epoch, sample id).
+    """A random augmentation of each sample, seeded by (seed, epoch, sample id).
 
     Attributes:
         seed: seed of the job.
@@ -514,7 +514,7 @@ READINGS = (OBJECTS, CELLS, URLS, UNPACKED)
 
 
 def read_as(url: str, reading: str) -> str:
-    """What stands for a data set in the names of kept features: the same address is other bytes in another reading."""
+    """The name of a data set in the keys of cached features, which tells apart two ways to read the same address."""
     return url if reading == OBJECTS else f"{reading} of {url}"
 
 

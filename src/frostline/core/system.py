@@ -169,8 +169,8 @@ def in_background() -> bool:
     later they find many pieces.
 
     Returns:
-        Whether this changed it: not where there is no such policy, where none may be set, or where the thread has
-        another than the usual one.
+        True if the policy was changed; False if the system lacks it or does not let it be set, or the thread has a
+        policy of its own.
     """
     if not hasattr(os, "SCHED_BATCH"):
         return False

@@ -82,8 +82,8 @@ class TokenTable:
             address: address that it came from; empty within the process, where nobody guesses.
 
         Raises:
-            Unauthenticated: It is nobody's, or has run out. The message does not repeat it.
-            Overloaded: Too many wrong ones came from that address.
+            Unauthenticated: The token is unknown or expired. The message does not repeat it.
+            Overloaded: Too many wrong tokens came from that address.
         """
         if token is None:
             raise Unauthenticated(

@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias, cast, overload
+from typing import Any, Protocol, SupportsIndex, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core import URLS, Samples, SampleTable, Skipped
-from frostline.core.config import CHANGED, cache_folder, check_type
-from frostline.core.errors import DataError, SampleError, SettingError, add_hints, hint_for, suggest_names
+from frostline.core.config import CHANGED, cache_folder, describe_value
+from frostline.core.errors import DataError, SampleError, SettingError
 from frostline.core.events import Observer
+from frostline.core.hints import Hinting, HintingType, add_hints, data_hint, suggest_names
 from frostline.core.nouns import ShownInNotebooks, take_texts
 from frostline.datasets.formats.base import SelectedRows
 from frostline.datasets.formats.known import check_inputs, format_with, part_names
@@ -24,7 +25,7 @@ from frostline.datasets.formats.urls import places_in
 from frostline.datasets.manifest import DatasetStatistics, Manifest, rows_of_ids
 from frostline.datasets.manifest_store import NamedSplits
 from frostline.datasets.reading import SequentialReader, masks_of
-from frostline.datasets.selection import Selection, relabel
+from frostline.datasets.selection import Selection, few_of_a_class, relabel
 from frostline.datasets.source import ManifestSource, canonical_url, listing_nodes
 from frostline.datasets.targets import (
     MultiLabel,
@@ -48,7 +49,6 @@ __all__ = (
     "DatasetLike",
     "DatasetStatistics",
     "dataset_from",
-    "few_of_a_class",
     "reader_of",
     "refresh_locally",
     "require_one_part",
@@ -58,7 +58,6 @@ __all__ = (
 )
 
 _MAX_PARTS = 255
-_HALF, _FAR_FROM = 0.5, 1.25
 _SHOWN_CLASSES = 20
 _READ_TOGETHER = 32
 _SIDE = 224
@@ -99,6 +98,7 @@ class _KnownNames:
         """The columns of the samples as a ``DataFrame`` of pandas, which has to be installed, one row a sample."""
         return pa.table({name: self.column(name) for name in self.columns}).to_pandas()
 
+    @add_hints
     def train_test_split(self: Any, test_size: float = 0.25, *, seed: int = 0) -> "dict[str, Dataset]":
         """Divide each class into a part to train on and a part to test on, as ``split`` does with these two names.
 
@@ -120,14 +120,14 @@ class _KnownNames:
         """The same samples with another preprocessing, as the argument ``transform`` of this class.
 
         Raises:
-            SettingError: it takes no image.
+            SettingError: The transform takes no image.
         """
         same: Dataset = self._with(self.selection.rows)
         same.transform = transform
         return same
 
 
-class Dataset(_KnownNames, ShownInNotebooks):
+class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
     """A data set that is read where it is stored, in the format that it has: see ``datasets.formats``.
 
     Nothing is read when it is made. The first property that needs the samples lists the data and finds or builds the
@@ -196,6 +196,8 @@ class Dataset(_KnownNames, ShownInNotebooks):
             raise SettingError(
                 f"changed is one of {', '.join(CHANGED)}, not {changed!r}{suggest_names(changed, CHANGED)}"
             )
+        if not isinstance(url, str | Path):
+            raise SettingError(f"url takes a path or a URL, not {describe_value(url)}{data_hint(url)}")
         self._url = canonical_url(str(url), near)
         format = format_with(format, column)
         self._asked: dict[str, Any] = {
@@ -410,7 +412,7 @@ class Dataset(_KnownNames, ShownInNotebooks):
 
         Raises:
             IndexError: there is no such row.
-            SettingError: it cannot be read, or does not fit the columns.
+            SettingError: The expression cannot be parsed, or does not fit the columns.
         """
         if isinstance(chosen, str | pc.Expression):
             return self._with(self.selection.where(chosen))
@@ -426,6 +428,7 @@ class Dataset(_KnownNames, ShownInNotebooks):
         self, shares: Mapping[str, float], seed: int = 0, *, by: str | None = None, balanced: bool = True
     ) -> "dict[str, Dataset]": ...
 
+    @add_hints
     def split(
         self, shares: float | Mapping[str, float], seed: int = 0, *, by: str | None = None, balanced: bool = True
     ) -> "tuple[Dataset, Dataset] | dict[str, Dataset]":
@@ -454,8 +457,11 @@ class Dataset(_KnownNames, ShownInNotebooks):
             if empty and len(self):
                 raise DataError(f"the part {empty[0]!r} would be empty: give it a larger share, or split fewer ways")
             return found
-        if not 0 <= shares < 1:
-            raise SettingError(f"the share to hold out lies from 0 to below 1, not {shares}")
+        if isinstance(shares, Sequence) or not 0 <= shares < 1:
+            raise SettingError(
+                f"shares is the share to hold out, from 0 to below 1, not {shares}: write data.split(0.2), or "
+                'data.split({"train": 0.8, "test": 0.2})'
+            )
         train, held_out = self._split_in_two(shares, seed, by=by, balanced=balanced)
         counts = self.selection.per_label if by is None and balanced and self.target_columns is None else {}
         if why := few_of_a_class(counts, shares, len(held_out) / max(1, len(self))):
@@ -509,13 +515,13 @@ class Dataset(_KnownNames, ShownInNotebooks):
         return self.selection.whole.splits
 
     @overload
-    def __getitem__(self, name: str | slice) -> "Dataset": ...
+    def __getitem__(self, name: str | slice | list[int]) -> "Dataset": ...
 
     @overload
     def __getitem__(self, name: SupportsIndex) -> tuple[Any, Any]: ...
 
-    def __getitem__(self, name: str | slice | SupportsIndex) -> "Dataset | tuple[Any, Any]":
-        """A split by its name, a subset by a slice, or one sample by its row.
+    def __getitem__(self, name: str | slice | list[int] | SupportsIndex) -> "Dataset | tuple[Any, Any]":
+        """A split by its name, a subset by a slice or rows, or one sample by its row.
 
         A split of a subset has the samples that are in both; a saved split takes precedence over one that the data
         defines. A sample is a pair ``(x, target)``, as in torchvision. ``x`` is a NumPy array ``float32[C, H, W]`` if
@@ -533,6 +539,8 @@ class Dataset(_KnownNames, ShownInNotebooks):
             return self._split(name, self._named.load())
         if isinstance(name, slice):
             return self.take(np.arange(*name.indices(len(self)), dtype=np.int64))
+        if isinstance(name, list) or (isinstance(name, np.ndarray) and name.ndim):
+            return self.take(name)
         return self.__getitems__([name])[0]
 
     def __getitems__(self, places: Sequence[SupportsIndex]) -> list[tuple[Any, Any]]:
@@ -575,12 +583,6 @@ class Dataset(_KnownNames, ShownInNotebooks):
             self._reader, self._process = reader_of(self, maximum=_READ_TOGETHER), os.getpid()
         return self._reader
 
-    if not TYPE_CHECKING:  # which would take any name for one that there is
-
-        def __getattr__(self, name: str) -> Any:
-            hint = "" if name[:1] == "_" else hint_for(name, [known for known in dir(type(self)) if known[0] != "_"])
-            raise AttributeError(f"a Dataset has no {name!r}{hint}")
-
     def statistics(self) -> DatasetStatistics:
         """Counts, sizes, formats, columns and splits of the samples, from the manifest alone."""
         saved = self._named.load()
@@ -611,7 +613,10 @@ class Dataset(_KnownNames, ShownInNotebooks):
         names = (*self.splits_brought, *saved)
         if name in self.columns:
             raise SettingError(f"{name!r} is no split but a column: write data.column({name!r})")
-        known = f"only {', '.join(names)}" if names else "nor any: save_splits or frostline index --split makes them"
+        if name in self.classes:
+            raise SettingError(f'{name!r} is no split but a class: write data.select("label == {name!r}")')
+        made = "and no other: frostline index --split train=0.8,val=0.2 makes them, as Dataset.save_splits does"
+        known = f"only {', '.join(names)}" if names else made
         raise SettingError(f"{self._url} as it is listed now has no split {name!r}, {known}")
 
 
@@ -698,7 +703,7 @@ def dataset_from(data: DatasetLike, near: str | Sequence[str] | None = None, tok
         token: secret that identifies this user to them.
 
     Raises:
-        SettingError: it is none of these, or joined parts are of different data.
+        SettingError: The argument is no data set, path or part of one, or its joined parts are of different data.
     """
     if isinstance(data, str | Path):
         nodes = () if near is None else listing_nodes([near] if isinstance(near, str) else near, str(data))
@@ -711,35 +716,14 @@ def dataset_from(data: DatasetLike, near: str | Sequence[str] | None = None, tok
         if kind.__name__ == "ConcatDataset":
             first, *others = map(dataset_from, cast(_Joined, data).datasets)
             return first.concatenate(*others)
-    check_type("data", data, Dataset)
-    return cast(Dataset, data)
+    if not isinstance(data, Dataset):
+        raise SettingError(f"data takes a Dataset, a path or a URL, not {describe_value(data)}{data_hint(data)}")
+    return data
 
 
 def split_in_two(data: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
     """See ``Dataset.split``, by a share to hold out; nothing warns of small classes."""
     return data._split_in_two(share, seed)  # noqa: SLF001 (of this module)
-
-
-def few_of_a_class(counts: Mapping[int, int], share: float, real: float) -> str:
-    """What becomes of classes that are too small to be divided by the share to hold out; empty where none is.
-
-    Args:
-        counts: number of samples by label, below 0 for none.
-        share: share that was asked for.
-        real: share that is held out.
-    """
-    there = [count for label, count in counts.items() if label >= 0 and count] if share else []
-    alone = sum(count == 1 for count in there)
-    more = sum(count > 1 and count * share < (1 if real > _FAR_FROM * share else _HALF) for count in there)
-    said = []
-    if more:
-        said.append(
-            f"{more} of {len(there)} classes have so few samples that one of each is more than the share to hold out: "
-            f"{real:.0%} of all samples are held out, and {share:.0%} were asked for"
-        )
-    if alone:
-        said.append(f"{alone} of {len(there)} classes have a single sample, which is trained on and never scored")
-    return "; ".join(said)
 
 
 def roots_of(data: Dataset) -> tuple[str, ...]:

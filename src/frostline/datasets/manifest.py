@@ -424,7 +424,7 @@ def load_manifest(
 
     Raises:
         Forbidden: the samples may lie elsewhere, and that is refused.
-        DataNotFound: nothing is at the store's URL, or no manifest was built for it where it is not to be listed.
+        DataNotFound: The store's URL has no objects, or no manifest was built for it and ``relist`` is False.
         EmptyDataset: the data has no sample of that format.
         DataChanged: the listing differs from the last one, and that is refused.
         DataError: the data cannot be used as it is.

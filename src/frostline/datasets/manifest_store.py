@@ -173,7 +173,7 @@ class NamedSplits:
         """All of them by name, in the order in which they were saved.
 
         Raises:
-            SettingError: another version of Frostline saved them, or they are damaged; they stay as they are.
+            SettingError: The splits were saved by another version of Frostline, or are damaged; they stay as they are.
             StoreUnavailable: asking again may help.
         """
         return {**self._given, **self._kept()}
@@ -203,7 +203,7 @@ class NamedSplits:
         """Keep them, in place of any of the same name, and say where.
 
         Raises:
-            SettingError: what was saved before cannot be read, and stays; see ``load``.
+            SettingError: The splits that were saved before cannot be read, and stay; see ``load``.
             OutOfSpace: the disk is full.
             StoreUnavailable: asking again may help.
         """
@@ -361,7 +361,7 @@ class ManifestStore:
         """The manifest that was built last, found without listing the data; None where the data is a ready format.
 
         Raises:
-            DataNotFound: there is no manifest, or it is of another format than the named one.
+            DataNotFound: No manifest was built, or it is of another format than the named one.
         """
         last = self._last_of(None)
         name = None if last is None else f"{_FOLDER}/{last.digest}.parquet"

@@ -74,7 +74,7 @@ def opened_copy(path: Path, file: pq.ParquetFile) -> tuple[ManifestColumns, Mapp
 
     Raises:
         OutOfSpace: there is no room in the folder for temporary files either.
-        AccessDenied: that folder takes no writes.
+        AccessDenied: The temporary folder cannot be written to.
     """
     try:
         kept_copy(path, file)

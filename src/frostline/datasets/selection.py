@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.core.errors import DataError, SettingError, suggest_names
+from frostline.core.errors import DataError, SettingError
+from frostline.core.hints import suggest_names
 from frostline.datasets.formats.base import (
     ManifestColumns,
     PartOfSamples,
@@ -55,6 +56,7 @@ from frostline.ordering import Chosen, Labels, RowIndices, count_labels, split_a
 
 __all__ = (
     "Selection",
+    "few_of_a_class",
     "parse_expression",
     "relabel",
     "values_of",
@@ -62,6 +64,7 @@ __all__ = (
 
 
 _LONGEST = 10_000
+_HALF, _FAR_FROM = 0.5, 1.25
 _COMPARED = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _EXAMPLE = "label == 'glass' and width >= 200"
 _IN_PYTHON = {"null": "None", "true": "True", "false": "False"}  # of those who know SQL or JSON
@@ -284,7 +287,7 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
 
     Raises:
         SettingError: there is no such column.
-        DataError: its values are no labels.
+        DataError: The column's values cannot be labels.
     """
     known = [name for name in manifest.columns.table.column_names if name not in TAKEN]
     name = find_name(known, (label, f"meta_{label}"))
@@ -558,3 +561,25 @@ class Selection:
             manifest_found=manifest.found,
             left_out=manifest.left_out,
         )
+
+
+def few_of_a_class(counts: Mapping[int, int], share: float, real: float) -> str:
+    """What becomes of classes that are too small to be divided by the share to hold out; empty where none is.
+
+    Args:
+        counts: number of samples by label, below 0 for none.
+        share: share that was asked for.
+        real: share that is held out.
+    """
+    there = [count for label, count in counts.items() if label >= 0 and count] if share else []
+    alone = sum(count == 1 for count in there)
+    more = sum(count > 1 and count * share < (1 if real > _FAR_FROM * share else _HALF) for count in there)
+    said = []
+    if more:
+        said.append(
+            f"{more} of {len(there)} classes have so few samples that one of each is more than the share to hold out: "
+            f"{real:.0%} of all samples are held out, and {share:.0%} were asked for"
+        )
+    if alone:
+        said.append(f"{alone} of {len(there)} classes have a single sample, which is trained on and never scored")
+    return "; ".join(said)

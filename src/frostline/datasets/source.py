@@ -49,6 +49,7 @@ from frostline.core.errors import (
 )
 from frostline.core.events import Observer, PhaseStarted
 from frostline.core.files import make_private_folder, open_private, warn_not_kept
+from frostline.core.hints import suggest_names
 from frostline.core.units import in_bytes
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.left_out import read_left_out
@@ -334,7 +335,7 @@ class NodeListing:
             observe: observer that is told how far the node is.
 
         Raises:
-            DataError: what is wrong with the data, as the node found it.
+            DataError: The node found the data to be wrong; the sentence says what.
             Refused: no node serves the data or lists it, or what one sent makes no sense.
             Unavailable: no node answers.
             StoreError: the store failed at the node.
@@ -483,6 +484,18 @@ _SILENCE_S = 30.0
 _ALL_SILENT_S = 2 * _SILENCE_S
 
 
+def _folder_meant(url: str) -> str:
+    """End a sentence about a folder of this machine that is not there; a node says nothing of what it has beside it."""
+    root = parse_url(url)
+    if root.scheme != "file" or Path(root.path).exists():
+        return ""
+    folder = Path(root.path)
+    try:
+        return suggest_names(folder.name, sorted(beside.name for beside in folder.parent.iterdir() if beside.is_dir()))
+    except OSError:  # that of its parent is not there either, or cannot be read
+        return ""
+
+
 def _ready_first(urls: Sequence[str]) -> Sequence[str]:
     """Addresses of nodes, those in front that say at once that they are ready; all are asked at the same time."""
     if len(urls) < 2:
@@ -622,16 +635,19 @@ class ManifestSource:
         if self.near:
             asked = {name: getattr(self, name) for name in ("format", "relist", "changed", "cache", "token")}
             return NodeListing(nodes=self.near, data=self.url, **asked).manifest(observe)
-        return load_manifest(
-            open_store(self.url),
-            cache=self.cache,
-            beside=self.beside,
-            format=self.format,
-            relist=self.relist,
-            refuses_changes=self.changed == "refuse",
-            looks_elsewhere=self.changed != "skip",
-            observe=observe,
-        )
+        try:
+            return load_manifest(
+                open_store(self.url),
+                cache=self.cache,
+                beside=self.beside,
+                format=self.format,
+                relist=self.relist,
+                refuses_changes=self.changed == "refuse",
+                looks_elsewhere=self.changed != "skip",
+                observe=observe,
+            )
+        except DataNotFound as error:
+            raise DataNotFound(f"{error}{_folder_meant(self.url)}") from error
 
     def named_splits(self, manifest: Manifest) -> NamedSplits:
         """The splits that were saved of a manifest of this data."""

@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from frostline.core.errors import DataError, SettingError, suggest_names
+from frostline.core.errors import DataError, SettingError
+from frostline.core.hints import suggest_names
 from frostline.datasets.formats.base import TARGET_COLUMNS, ManifestColumns, SelectedRows
 from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, find_name, no_class
 from frostline.datasets.selection import values_of
@@ -97,7 +98,7 @@ def checked_targets(targets: Any) -> tuple[Declared | None, bool]:
     """The columns that ``Dataset(targets=)`` names, None where it names none of them; and whether it is a single one.
 
     Raises:
-        SettingError: it is neither the name of a column nor several of them, or names one twice.
+        SettingError: The argument is neither the name of a column nor several of them, or names one twice.
     """
     if targets is None:
         return None, False

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from frostline.core import REFERENCE, Cut, Graph, Levels
-from frostline.core.errors import EngineUnsupported, suggest_names
+from frostline.core.errors import EngineUnsupported
+from frostline.core.hints import suggest_names
 from frostline.engines.machine import is_installed
 from frostline.engines.onnx import OnnxEngine, providers
 from frostline.engines.openvino import OpenVinoEngine

@@ -58,7 +58,7 @@ def codec_costs(
         cores: cores of a side: one packs with each at the same time, so that a sample takes that part of its time.
 
     Returns:
-        By cut and codec, in the order of both.
+        Costs by cut and codec, in the order of both.
     """
     return tuple(
         _cost(cut.number, codec, values[cut.number], clock, repeats, cores)

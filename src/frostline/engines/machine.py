@@ -96,7 +96,7 @@ def keep_freed_memory() -> bool:
     later threads then share. A child process is better told by ``ENVIRONMENT``.
 
     Returns:
-        Whether the C library took it: False beside glibc, where nothing changes.
+        True if the C library took the setting; False without glibc, where nothing changes.
     """
     if sys.platform != "linux":
         return False

@@ -93,8 +93,8 @@ def dry_run(
         max_rows: the largest batch, a multiple of 8; all multiples up to it are tried.
 
     Raises:
-        UnsafeArtifact: It does not run on its input, does not give what its cuts declare, or its memory does not
-            grow in line with the batch.
+        UnsafeArtifact: The prefix does not run on its input, does not give the tensors that its cuts declare, or its
+            memory does not grow in line with the batch.
     """
     runner = Runner(graph, cuts=cuts, device="meta", resolve_op=resolve_allowed)
     bare = [torch.empty_like(leaf, device="meta") for leaf in leaves]
@@ -149,7 +149,7 @@ def observed_memory(
         inputs: the samples, a tensor ``[n, ...]`` for each input; two samples of zeros by default.
 
     Raises:
-        UnsafeArtifact: It does not run on these samples, or does not give what its cuts declare.
+        UnsafeArtifact: The prefix does not run on these samples, or does not give the tensors that its cuts declare.
     """
     inputs = _bare_inputs(cuts[0], 2, device="cpu") if inputs is None else inputs
     runner = Runner(graph, cuts=cuts, device=inputs[0].device, resolve_op=resolve_allowed)
@@ -310,7 +310,7 @@ def _bare_inputs(cut: Cut, rows: int, *, device: str = "meta") -> list[torch.Ten
     """What comes in at cut 1: without data, or zeros.
 
     Raises:
-        UnsafeArtifact: No tensor is so large.
+        UnsafeArtifact: The declared tensor is larger than any tensor can be.
     """
     declared = zip(cut.shapes, cut.dtypes, strict=True)
     try:
@@ -361,7 +361,7 @@ def dry_step(graph: Graph, tensors: Mapping[str, torch.Tensor], inputs: Sequence
         rows: rows of the batch.
 
     Raises:
-        UnsafeArtifact: It does not run on such inputs, or gives no tensor.
+        UnsafeArtifact: The graph does not run on such inputs, or gives no tensor.
     """
     runner = Runner(graph, device="meta", resolve_op=resolve_allowed)
     leaves = [torch.empty_like(leaf, device="meta") for leaf in leaf_values(graph, tensors)]
@@ -517,7 +517,7 @@ def count_operations(
         limits: the place to stop.
 
     Raises:
-        UnsafeArtifact: It does not run on its input, or has more nodes or values than it may.
+        UnsafeArtifact: The prefix does not run on its input, or has more nodes or values than allowed.
         OverBudget: The graph computes more than it may.
     """
     if len(graph.nodes) > limits.max_nodes:
@@ -542,7 +542,7 @@ def node_operations(graph: Graph, leaves: Sequence[torch.Tensor], inputs: Sequen
         inputs: a sample of each of its inputs.
 
     Raises:
-        UnsafeArtifact: It does not run without values.
+        UnsafeArtifact: The network does not run without values.
     """
     many = 1 << 62
     unbounded = GraphLimits(max_nodes=many, max_values=many, max_run_s=many, max_operation_s=many, operations_per_s=1)
@@ -696,8 +696,8 @@ def cut_values(
         between: function called between operations, as for ``Runner.run``.
 
     Returns:
-        By the cut's number one C-contiguous array ``[n, ...]`` for each tensor that crosses; copies, which nothing
-        else holds.
+        Arrays by the number of their cut: one C-contiguous array ``[n, ...]`` for each tensor that crosses. All are
+        copies.
     """
     device = _device_of(leaves)
     runner = Runner(graph, cuts=cuts, device=device)

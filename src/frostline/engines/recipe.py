@@ -111,7 +111,7 @@ class EngineRecipe:
         """What to calibrate on.
 
         Raises:
-            EngineUnsupported: There is nothing, or the network takes something else.
+            EngineUnsupported: No samples are there to calibrate on, or the network takes something else.
         """
         if self.calibration is None or len(self.calibration) == 0:
             raise EngineUnsupported("8 bits need real samples to be calibrated on, and there are none")
@@ -183,7 +183,7 @@ def _claimed(folder: Path) -> Iterator[None]:
     """Hold a folder for this process, however it ends.
 
     Raises:
-        OSError: Another one holds it, or it is not there.
+        OSError: Another process holds the folder, or the folder is missing.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:

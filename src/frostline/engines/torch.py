@@ -296,7 +296,7 @@ def export_prefix(order: EngineRecipe, *, dtype: torch.dtype | None = None) -> E
         dtype: type of the computation, as for ``PrefixModule``.
 
     Raises:
-        EngineUnsupported: It reads where its values say, which other engines do not check.
+        EngineUnsupported: The prefix reads at indices among its own values, which other engines do not check.
     """
     refuse_lookups(order)
     example = [
@@ -313,7 +313,7 @@ def refuse_lookups(order: EngineRecipe) -> None:
     """Do nothing if other engines may run the prefix.
 
     Raises:
-        EngineUnsupported: It reads where its values say, which other engines do not check.
+        EngineUnsupported: The prefix reads at indices among its own values, which other engines do not check.
     """
     found = {node.op for node in order.graph.nodes[: order.last.after + 1]} & LOOKUPS
     if found:

@@ -396,7 +396,7 @@ class RequestHandler:
 
         Raises:
             Gone: The client has closed the request.
-            FrostlineError: What the node answered to what this request had to fetch.
+            FrostlineError: The node answered with this error what the request had to fetch.
         """
         scope = _scope_of(self.request)
         keys = _request_keys(self.request, scope)

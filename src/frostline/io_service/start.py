@@ -69,8 +69,8 @@ def listen_at(url: str) -> Iterator[socket.socket]:
     A file that a service left which was killed is taken over.
 
     Raises:
-        AddressInUse: Another service listens there.
-        SettingError: It cannot be listened at, or others could reach into its folder.
+        AddressInUse: Another process listens at the address.
+        SettingError: The address cannot be listened at, or other users could write to its folder.
     """
     address = socket_address(url)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
@@ -153,9 +153,9 @@ class IoProcess:
         """Start it and wait until it takes requests; again at the same address where it has died.
 
         Raises:
-            AddressInUse: Another one listens there.
-            SettingError: It cannot listen there, or does not understand an address or a root.
-            NodeUnreachable: It did not come up; the message holds the end of its stderr.
+            AddressInUse: Another process listens at the address.
+            SettingError: The service cannot listen at the address, or does not understand an address or a root.
+            NodeUnreachable: The service did not start; the message holds the end of its stderr.
         """
         self.stop()
         child = Subprocess(STARTED["I/O service"], json.dumps(self._wanted), "the I/O service")
@@ -189,9 +189,9 @@ def start_io(upstream: Upstream, settings: IoSettings | None = None, url: str | 
         url: the place where it listens; by default at a name that no file has.
 
     Raises:
-        AddressInUse: Another one listens there.
-        SettingError: It cannot listen there, or does not understand an address or a root.
-        NodeUnreachable: It did not come up; the message holds the end of its stderr.
+        AddressInUse: Another process listens at the address.
+        SettingError: The service cannot listen at the address, or does not understand an address or a root.
+        NodeUnreachable: The service did not start; the message holds the end of its stderr.
     """
     service = IoProcess(upstream, settings or IoSettings(), url)
     service.start()

@@ -150,8 +150,8 @@ def read_assignment(body: bytes) -> Assignment:
     """Read the file, from wherever it came.
 
     Raises:
-        UnsafeArtifact: It is no such file, or names or declares what is not allowed.
-        BadRequest: It asks for something that does not make sense.
+        UnsafeArtifact: The file is no assignment, or names or declares something that is not allowed.
+        BadRequest: The assignment asks for something that makes no sense.
     """
     try:
         return _read(json.loads(metadata(body)[_KEY]), load_tensors(body))

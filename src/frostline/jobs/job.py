@@ -12,8 +12,9 @@ import numpy as np
 from frostline.cache import Scope
 from frostline.core import REFERENCE, Cut, Route, Samples, TensorSpec
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import NetworkChanged, SettingError, add_hints
+from frostline.core.errors import NetworkChanged, SettingError
 from frostline.core.events import SetupWarning
+from frostline.core.hints import Hinting, add_hints
 from frostline.core.nouns import Closing
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import steps_left_of
@@ -77,7 +78,7 @@ class JobParts:
     here: Callable[[], str] = lambda: REFERENCE
 
 
-class Job(JobTable, Closing):
+class Job(JobTable, Hinting, Closing):
     """Features of a data set for a training loop; made by ``offload``.
 
     Use it as a context manager, or call ``close``.
@@ -254,8 +255,7 @@ class Job(JobTable, Closing):
         """
         if self._made_anew is None or self._head is None:
             raise SettingError("this job has no network to freeze anew: offload was called without a model")
-        if self._fetcher.closed.is_set():
-            raise SettingError("this job is closed: make another one with offload")
+        self._fetcher.require_open()
         from frostline.models.changes import require_whole, take_over
 
         require_whole(self._head)
@@ -278,7 +278,7 @@ class Job(JobTable, Closing):
             **options: Order, part of the data, ranks and changes, by name: see ``EpochOptions``.
 
         Raises:
-            OrderMismatch: what is to be replayed was recorded of other samples, or in another order.
+            OrderMismatch: The order to replay was recorded of other samples, or in another order.
             SettingError: a figure that makes no sense, or data from another place than the job's, or without masks
                 where they are asked for; or several ranks are to be recorded; or the job's policy trains on the node.
             TypeError: An option is unknown.
@@ -302,8 +302,8 @@ class Job(JobTable, Closing):
             **options: options of the epoch by name, as of ``loader``; ``augment`` is given a ``Batch`` here too.
 
         Raises:
-            OrderMismatch: as ``loader``.
-            SettingError: as ``loader``; or there are no encoded samples to give.
+            OrderMismatch: The order to replay was recorded of other samples, or in another order.
+            SettingError: An argument makes no sense (see ``loader``), or there are no encoded samples to give.
             TypeError: An option is unknown.
         """
         augment = options.pop("augment", None)
@@ -327,7 +327,7 @@ class Job(JobTable, Closing):
             **options: options of every epoch by name, as of ``loader``, without ``epoch``.
 
         Raises:
-            SettingError: as ``loader``; or there is no epoch, or one comes twice.
+            SettingError: An argument makes no sense (see ``loader``), there is no epoch, or one comes twice.
             TypeError: An option is unknown.
         """
         return Epochs(self.loader(batch_size, **options), epochs)
@@ -341,9 +341,11 @@ class Job(JobTable, Closing):
         Raises:
             NetworkChanged: The network is another one than the job's features are of.
         """
+        self._fetcher.require_open()
         self._require_unchanged()()
         return RowReader(worker_setup=self._worker_setup, shares=self._router.fixed_shares, batch_size=batch_size)
 
+    @add_hints
     def train(
         self,
         recipe: Recipe,
@@ -396,24 +398,24 @@ class Job(JobTable, Closing):
             plain_preprocess=steps_left_of(plain_preprocess, data) if plain_preprocess else self._fetcher.preprocess,
             head=make_portable(self.head),
             recipe=recipe,
-            views=self._settings.views,
+            views=self._settings.cached_augmentations,
             max_skipped=self._settings.max_skipped(len(self._data)),
             allow_nonfinite=self._settings.allow_nonfinite,
         )
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)  # where others took its place
         return train_beside(transport, assignment, self._observe)
 
-    def use(self, shares: Mapping[Route, float], *, follow: bool = False) -> None:
+    def use(self, shares: Mapping[Route, float], *, replan: bool = False) -> None:
         """Use these cuts and codecs for all samples not yet requested, whatever the plan says; for comparisons.
 
         Args:
             shares: share of the samples that takes each way, from 0 to 1; they sum to 1.
-            follow: True lets the plan change the shares later, by what is measured.
+            replan: True lets the plan change the shares later, by what is measured.
 
         Raises:
             SettingError: The shares do not sum to 1, or name an unknown cut.
         """
-        self._router.use(shares, follow=follow)
+        self._router.use(shares, follow=replan)
 
     def explain(self) -> Explanation:
         """A report of what ran where and why, predicted and measured; ``print`` it."""
@@ -494,6 +496,7 @@ class Job(JobTable, Closing):
             options |= self._transformed(self._transform, options)
         if options.get("map") is not None:
             options["map"] = PicklableFunction(function=options["map"])
+        self._fetcher.require_open()
         make = partial(self._unguarded, batch_size, options)
         if self._watch is None:
             return make()

@@ -82,8 +82,8 @@ def owned_rows(
         tensors: tensors of a row as the window hands it out; none where it hands out encoded samples.
 
     Returns:
-        What divides the samples, and the settings with which it does: the order is kept, since rows wait for those
-        before them, and a part of the window's bytes is for them.
+        The object that divides the samples by owner, and the fetch settings for it: rows keep their order, since rows
+        wait for those before them, and part of the window's bytes is reserved for them.
     """
     if not isinstance(transport, OwnsBlocks):
         return None, settings
@@ -106,7 +106,7 @@ def owned_rows(
             max_rows=waiting_bytes // max(1, row_bytes),
         )
 
-    return owned, replace(settings, slack=0, window_bytes=max(1, settings.window_bytes - waiting_bytes))
+    return owned, replace(settings, max_reorder=0, window_bytes=max(1, settings.window_bytes - waiting_bytes))
 
 
 def fetch_from(
@@ -207,7 +207,7 @@ class CachePolicy:
         """
         if not preprocess.is_random:
             return None
-        views = self._settings.views
+        views = self._settings.cached_augmentations
         return View(seed=seed, epoch=epoch % views, recurs=True) if views else View(seed=seed, epoch=epoch)
 
     def cache(self, preprocess: Preprocess, view: View | None, *, has_targets: bool = False) -> TieredCache | None:
@@ -294,9 +294,9 @@ class LoaderFactory:
         make = self._encoded if encoded else self._source
         ranks = Ranks.current() if ranks is None else ranks
         order = order_of(data, blend, shuffle=shuffle, seed=seed, epoch=epoch, weights=weights, num_samples=num_samples)
-        # With slack each rank would be somewhere else in a step, and a replay would be another order.
+        # Reordered, each rank would be somewhere else in a step, and a replay would be another order.
         is_strict = ranks.are_several or replay is not None
-        settings = replace(self.settings, slack=0) if is_strict else self.settings
+        settings = replace(self.settings, max_reorder=0) if is_strict else self.settings
         if self.follower is not None and self.follower.may_hold_back:  # a request that waits for its turn is not late
             settings = replace(settings, hedge_quantile=1.0)
         blocks = None
@@ -341,7 +341,7 @@ class LoaderFactory:
         """A part of the job's data; all of it where none is named.
 
         Raises:
-            SettingError: it is from another place, or of another listing.
+            SettingError: The data is from another place, or of another listing.
         """
         mine = self.data
         data = mine if data is None else data
@@ -364,6 +364,7 @@ class LoaderFactory:
         return RowSource(
             fetch=fetch(fetcher),
             fetch_from=fetch_from(fetcher, fetch),
+            require_open=fetcher.require_open,
             dealer=MaskedDealer(dealer, mask_bytes(fetcher.preprocess)) if has_targets else dealer,
             cache=self.cache_policy.cache(fetcher.preprocess, view, has_targets=has_targets),
             unreadable=self.collector.unreadable_ids,

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from frostline.cache import FeatureStore, Scope
 from frostline.core import EXACT, FLOAT32, REFERENCE, FeatureBatch, Route, read_as
 from frostline.core.config import LoaderSettings, NodeSettings, check_type
-from frostline.core.errors import EngineNotReady, SettingError, add_hints
+from frostline.core.errors import EngineNotReady, SettingError
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
+from frostline.core.hints import add_hints
 from frostline.core.system import collector_rests, usable_cores
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import DatasetLike, dataset_from, steps_left_of
@@ -199,7 +200,7 @@ def _prepared(
     """The steps of a job, and what they do not say of its transform; None where they say all of it.
 
     Raises:
-        SettingError: There is a model, and they do not; or a transform was given as steps.
+        SettingError: A model is given and the job has no steps; or a transform was given as steps.
     """
     if preprocess is not None and not isinstance(preprocess, Preprocess) and callable(preprocess):
         raise SettingError("preprocess takes steps of frostline.preprocess: give a transform as transform=")
@@ -360,7 +361,7 @@ def _parts(
         stack.callback(begun.trainer.close)
     settings, line = context.settings, 0 if begun.refused else context.cuts[-1].number
     cut = _plain_cut(setup.keywords["nodes"], context.preprocess) if context.shipment is None else line
-    router = _router(context, begun, follows=settings.follow and policy == "best" and context.cut is None, cut=cut)
+    router = _router(context, begun, follows=settings.replan and policy == "best" and context.cut is None, cut=cut)
     fetcher, scope = _fetcher(context, network, router, collector, begun, closed), _scope(context, network)
     return JobParts(
         fetcher=fetcher,
@@ -540,7 +541,7 @@ def loader(
         **options: Options of the epoch, such as ``shuffle=True``; see ``EpochOptions``.
 
     Raises:
-        SettingError: Something makes no sense; see ``offload`` and ``Job.loader``.
+        SettingError: An argument makes no sense; see ``offload`` and ``Job.loader``.
         DataError: The data cannot be listed.
         TypeError: An option is unknown.
     """

@@ -22,6 +22,7 @@ from frostline.loaders.local_stage import LocalPrefix
 from frostline.models.artifact import Prefix, digest_of, read_prefix, write_prefix
 from frostline.models.changes import FrozenWatch
 from frostline.models.cutting import CutNetwork, cut_network, shorten_prefix, uncut_network
+from frostline.models.freezing import require_network
 from frostline.models.graph import after
 from frostline.models.modules import FeaturesGuard, not_averaged, unwrap
 from frostline.models.tracing import takes_parts, takes_rows
@@ -135,8 +136,10 @@ class PartitionedModel:
             may_be_trained_whole: let all of it run at the trainer where nothing is frozen.
 
         Raises:
+            SettingError: The model is no network.
             ModelError: see ``models.cut_network``.
         """
+        require_network(model)
         parameter = next(model.parameters(), None)
         device = "cpu" if parameter is None else str(parameter.device)
         not_whole, own = not_averaged(model), unwrap(model)

@@ -366,8 +366,8 @@ def agree_on_engine(context: JobContext, store: Profile, cut: int) -> Profile:
         cut: the cut up to which the engine is to run.
 
     Raises:
-        EngineNotReady: None of them can run it so far on these samples, exactly enough.
-        Unavailable: None of them answers.
+        EngineNotReady: No node can run the engine on these samples exactly enough.
+        Unavailable: No node answers.
     """
     if store.engine == REFERENCE or cut < 2:
         return store

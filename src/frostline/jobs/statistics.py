@@ -204,7 +204,7 @@ _QUOTA = "tenant "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatistics:
-    """What a job did so far.
+    """Counts of a job's work so far.
 
     Attributes:
         wire_bytes: store side to trainer, bodies and headers, measuring included.
@@ -227,7 +227,8 @@ class JobStatistics:
         fetched: samples of the passes in which nothing came from the cache.
         skipped: samples that could not be read, by this process or by its loaders' workers.
         nonfinite: samples for which the frozen layers gave Inf or NaN, counted each time that they came.
-        first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
+        first_nonfinite: the first row with Inf or NaN, in words: its sample, cut, dtype and engine; empty if there is
+            none.
         replans: changes of the plan while the job ran.
         tunings: changes of the windows' bounds that were kept; the last hundred of them.
         nodes: requests of this process, and of its loaders' workers, to each node, and their outcome; empty where there
@@ -332,7 +333,7 @@ class StatisticsCollector:
             whose = "this process alone" if self._shared is None else "the job's process and its workers together"
             raise TooManySkipped(
                 f"{len(self._skipped)} samples are unreadable and the job allows {self._max_skipped}, by the count of "
-                f"{whose}; the last is {event.object} ({event.reason}); mend the data or raise skip_allowance"
+                f"{whose}; the last is {event.object} ({event.reason}); mend the data or raise max_skipped_fraction"
             )
 
     def _tell_of_pass(self) -> None:
@@ -375,7 +376,7 @@ class StatisticsCollector:
 
         Args:
             rows: number of them.
-            first: first of them, in words.
+            first: the first such row, in words.
         """
         found = RowsNotFinite(rows=rows, total=rows, first=first)
         with self._lock:
@@ -490,7 +491,7 @@ class StatisticsCollector:
 
 
 def warn_user(event: Event) -> None:
-    """What happens to events without an observer.
+    """The default observer: a Python warning or a log line for events that a user should know.
 
     Python warns where a job is not made as it was asked for. Lost nodes, samples that were left out, and the first one
     that is not finite, are logged.
@@ -537,7 +538,7 @@ class JobTable(ShownInNotebooks):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation(ShownInNotebooks):
-    """Predicted against measured; its text is for people, ``to_json`` for programs.
+    """The predicted speed beside the measured one; its text is for people, ``to_json`` for programs.
 
     Attributes:
         plan: the plan in force now; None for a plain loader.

@@ -215,8 +215,8 @@ def _share(settings: LoaderSettings, workers: int) -> LoaderSettings:
         max_requests=max(1, settings.max_requests // workers),
         window_bytes=max(1, settings.window_bytes // workers),
         cache_bytes=0,
-        slack=0,
-        follow=False,
+        max_reorder=0,
+        replan=False,
         pin_memory=False,
     )
 
@@ -251,7 +251,7 @@ class RowsDone:
         wire_bytes: bytes that came from the nodes meanwhile.
         codec_error: the largest relative error that a codec has made so far.
         nonfinite: rows with Inf or NaN, where there may be any.
-        first_nonfinite: first of them, in words; empty where there is none.
+        first_nonfinite: the first row with Inf or NaN, in words; empty if there is none.
     """
 
     skipped: tuple[Skipped, ...]

@@ -111,10 +111,10 @@ def order_of(
 
 
 def make_replay(data: Dataset, order: EpochOrder, recorded: RecordedOrder) -> Replay:
-    """What happened, once more.
+    """An order that repeats a recorded one.
 
     Raises:
-        OrderMismatch: it was recorded of other samples, or in another order.
+        OrderMismatch: The order was recorded of other samples, or in another order.
     """
     if recorded.state.manifest != data.digest:
         raise OrderMismatch(f"this order was recorded of other samples than these of {data.url}")
@@ -172,7 +172,7 @@ class Mixture:
 
 
 class KeyValueStore(Protocol):
-    """What a handshake needs of a store that all ranks reach, such as ``TCPStore`` and ``FileStore`` of torch."""
+    """The part of a key-value store, such as torch's ``TCPStore``, by which ranks compare what they read."""
 
     def set(self, key: str, value: Any, /) -> None:
         """Keep a value."""
@@ -224,7 +224,7 @@ class Ranks:
         """The ranks of a process group, by default the default one, whose time-out bounds how long they wait.
 
         Raises:
-            SettingError: this process is not in it.
+            SettingError: This process is not in the group.
         """
         from torch import distributed as dist
 
@@ -260,7 +260,7 @@ class Ranks:
         """Check that all ranks are about to read from the same state of the order; each must call it equally often.
 
         Raises:
-            OrderMismatch: they are not; the sentence says what differs, and at which ranks.
+            OrderMismatch: The ranks differ; the sentence says in what, and which ranks.
             Unavailable: a rank did not say it.
         """
         if self.are_several and self.gather is not None:
@@ -325,7 +325,7 @@ class _StoreGather:
 
 
 class DatasetView(Protocol):
-    """What a loader needs of a data set."""
+    """The part of a data set that a loader needs."""
 
     @property
     def samples(self) -> SampleTable:
@@ -355,8 +355,8 @@ class EpochOptions(TypedDict, total=False):
             ``ordering.Shard`` says.
         drop_last: True drops the last incomplete batch, as in PyTorch; the same as ``last="drop"``. False by default.
         ranks: processes that share the epoch. Default: those of ``torch.distributed`` if it is initialised, as with
-            PyTorch's ``DistributedSampler``. ``Ranks()`` shares with no other process. ``LoaderSettings.slack`` has no
-            effect with several ranks or worker processes.
+            PyTorch's ``DistributedSampler``. ``Ranks()`` shares with no other process. ``LoaderSettings.max_reorder``
+            has no effect with several ranks or worker processes.
         augment: augmentation of features: ``FeatureNoise``, ``FeatureMixup``, or a function that takes a ``Batch`` and
             a view (seed and epoch) and returns a ``Batch``. Features are cached before it.
         map: function that is called at the trainer for each sample, as ``map(sample)`` or ``map(sample, rng)``; it
@@ -366,7 +366,7 @@ class EpochOptions(TypedDict, total=False):
         targets: True requires ``batch.targets``, False leaves them out: the declared targets, or the samples' masks.
             Default: given if there are any.
         record: True records the order in which samples are handed out, which may differ from the epoch's order with
-            ``LoaderSettings.slack``; read it by ``Loader.recorded_order``. Not for several ranks.
+            ``LoaderSettings.max_reorder``; read it by ``Loader.recorded_order``. Not for several ranks.
         replay: order of an earlier pass, from ``Loader.recorded_order``, to be repeated. All other options must be the
             same as in that pass.
     """
@@ -412,7 +412,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """What ``Job.loader`` is given, by name, its whole numbers as Python's own, which states can hold.
 
     Raises:
-        SettingError: something is of another type, or ``drop_last`` and ``last`` say different things.
+        SettingError: An option is of a wrong type, or ``drop_last`` and ``last`` contradict each other.
     """
     if not isinstance(options.get("data"), Dataset | Mixture | str | NoneType):
         options = {**options, "data": dataset_from(options["data"])}
@@ -423,7 +423,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shows_options(defaults: Callable[..., Any]) -> Callable[[F], F]:
-    """Let ``help`` and notebooks show a function's options by name, in the place of ``**options``.
+    """Show a function's options by name in ``help`` and notebooks, in place of ``**options``.
 
     Args:
         defaults: Function that has the options as arguments with defaults; None is the default of all others.
@@ -451,7 +451,7 @@ def _default(name: str, known: Mapping[str, inspect.Parameter]) -> Any:
 
 
 def check_epochs(numbers: object) -> None:
-    """Make sure that these are numbers of epochs to come.
+    """Make sure that these are valid numbers of epochs.
 
     Raises:
         SettingError: a value is not the number of an epoch.

@@ -438,7 +438,7 @@ class BatchBuilder:
         """The batches as their rows arrive; None where the next one lacks rows.
 
         Each says how far the epoch is when it is handed out: the position of the first sample that is not in a batch
-        yet, though later ones may be where there is slack.
+        yet, though later ones may be where ``max_reorder`` allows it.
 
         Args:
             deliveries: rows that were asked for, decoded and in order; None where nothing may be handed out now.
@@ -519,7 +519,7 @@ class BatchBuilder:
     def _position(self, places: _Ints) -> int:
         if self._shard.is_shared:
             return self._shard.after(self._shard.step_of(self._given - 1) + 1)
-        if self._source.settings.slack == 0:
+        if self._source.settings.max_reorder == 0:
             return self._shard.start + int(places[-1]) + 1
         waiting = self._assembler.pending_rows(_PLACES)
         first = self._passed if waiting is None else min(self._passed, int(waiting.astype(np.int64).min()))

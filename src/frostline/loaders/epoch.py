@@ -309,7 +309,7 @@ class Epochs(Generic[L]):
         loader: the loader as given.
 
     Raises:
-        SettingError: no epoch is named, or one is named twice.
+        SettingError: No epoch is named, or one is named twice.
     """
 
     def __init__(self, loader: L, numbers: Sequence[int]) -> None:
@@ -364,7 +364,7 @@ class Epochs(Generic[L]):
         """Let the next iteration go on from there, with that epoch; with the one after it where it was over.
 
         Raises:
-            OrderMismatch: as ``ArrayLoader.load_state_dict``, or the epoch is none of these.
+            OrderMismatch: The state does not fit (see ``ArrayLoader.load_state_dict``), or its epoch is none of these.
         """
         found = OrderState.from_json(state)
         if found.epoch not in self._numbers:

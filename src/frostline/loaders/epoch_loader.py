@@ -16,6 +16,7 @@ import numpy.typing as npt
 from frostline.core import TensorSpec, View
 from frostline.core.errors import OrderMismatch, SettingError
 from frostline.core.events import BatchDelivered, EpochFinished, EpochStarted
+from frostline.core.hints import Hinting
 from frostline.datasets.targets import TargetColumns
 from frostline.loaders.arguments import ALONE, DatasetView, Ranks
 from frostline.loaders.batches import Arrivals, BatchFiller, FilledBatch
@@ -67,11 +68,11 @@ class PassGuard(Protocol):
         """Look at all that may have changed since the job was made, as a pass begins.
 
         Returns:
-            What looks at each batch of the pass, and costs next to nothing: it raises ``NetworkChanged`` where the
+            A function to call with each batch of the pass, at hardly any cost. It raises ``NetworkChanged`` if the
             network has changed, or the frozen part was made anew, since the pass began.
 
         Raises:
-            NetworkChanged: Something has; the sentence says what.
+            NetworkChanged: The network has changed since the job was made; the sentence says in what.
         """
 
     def end(self) -> None:
@@ -141,7 +142,8 @@ def _begin_of(state: Mapping[str, Any], workers: int, at_once: int) -> PassStart
         at_once: samples of a step of all ranks now.
 
     Raises:
-        OrderMismatch: it is none, or damaged, or of a worker among more or fewer, or of one whose turns were others.
+        OrderMismatch: The state is no state of a worker, is damaged, or comes from workers of another number or with
+            other turns.
     """
     own = state.get(_KEY)
     if own is None or workers == 1:
@@ -173,7 +175,8 @@ def merge_worker_states(state: Any) -> dict[str, Any]:
         state: the state, such as that of torchdata's ``StatefulDataLoader``.
 
     Raises:
-        OrderMismatch: there is no state of a loader in it, or one that says how far workers were batches before.
+        OrderMismatch: The value holds no state of a loader, or one that does not say how many batches workers were
+            ahead.
     """
     found = list(_states(state))
     if not found:
@@ -218,7 +221,7 @@ class _Handed:
         self.positions: list[npt.NDArray[np.int64]] = []
 
 
-class ArrayLoader:
+class ArrayLoader(Hinting):
     """The batches of one epoch, in the seeded order. Iterate it once or again: each pass is the same epoch.
 
     Leaving a pass early cancels what it had asked for. It is for one thread at a time. Where several passes are under
@@ -340,7 +343,7 @@ class ArrayLoader:
         It is for whoever has workers make the passes: those cannot ask other ranks.
 
         Raises:
-            OrderMismatch: they are not; the sentence says what differs, and at which ranks.
+            OrderMismatch: The ranks differ; the sentence says in what, and which ranks.
             Unavailable: a rank did not say what it is about to read.
         """
         self._ranks.agree(self._resumed().state)
@@ -374,10 +377,10 @@ class ArrayLoader:
         """Do nothing if the job's network is what its features are of; also where workers are about to make a pass.
 
         Returns:
-            What requires the same at each batch of a pass that begins now.
+            A function that checks the same at each batch of a pass that begins now.
 
         Raises:
-            NetworkChanged: it is another one; the sentence names what changed.
+            NetworkChanged: The network has changed since its features were computed; the sentence names what changed.
         """
         if self._guard is None:
             return _nothing
@@ -403,7 +406,7 @@ class ArrayLoader:
         """What takes it into another process; its ranks are not compared there.
 
         Raises:
-            NetworkChanged: as ``require_unchanged``.
+            NetworkChanged: The network has changed since its features were computed; the sentence names what changed.
             SettingError: the loader was not made by a job.
         """
         self.require_unchanged()
@@ -440,7 +443,7 @@ class ArrayLoader:
         """Several epochs like this one, such as ``range(10)``: each asked for while the one before it ends.
 
         Raises:
-            SettingError: no epoch is named, or one is named twice.
+            SettingError: No epoch is named, or one is named twice.
         """
         return Epochs(self, numbers)
 
@@ -469,7 +472,7 @@ class ArrayLoader:
     def state_dict(self) -> dict[str, Any]:
         """How far this loader is, by what it handed out, the same at all ranks that are equally far: plain JSON.
 
-        Where slack let samples come ahead of others it names them, so that none comes again.
+        Where samples came ahead of others by ``max_reorder`` it names them, so that none comes again.
         """
         state, handed, workers = self._state_now(), self._handed, self._ranks.workers
         return state.to_json() if workers == 1 else _worker_state(state, handed.began, handed.batches, workers)
@@ -504,7 +507,7 @@ class ArrayLoader:
         """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
 
         Raises:
-            SettingError: it was not recorded, or several ranks shared the epoch, which keep its order.
+            SettingError: The order was not recorded, or several ranks shared the epoch, which keep its order.
         """
         if not self._record or self._ranks.are_several:
             raise SettingError("only what one rank hands out is recorded, where its loader is made with record=True")
@@ -566,6 +569,7 @@ class ArrayLoader:
         )
 
     def _pass(self, order: Resumed, handed: _Handed) -> Generator[Arrays]:
+        self._source.require_open()
         look = self.require_unchanged()
         epoch, asking = self._begun(order, handed.began)
         observe, number = self._source.observe, self._order.epoch

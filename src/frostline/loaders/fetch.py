@@ -175,14 +175,25 @@ class Fetcher:
         """Rows of these samples at the frost line, as they arrive; encoded ones stay so where it does not decode."""
         return RowStream(self, samples, route, view, decodes=decodes)
 
+    def require_open(self) -> None:
+        """Do nothing unless the job is closed.
+
+        Raises:
+            SettingError: The job is closed.
+        """
+        if self.closed.is_set():
+            raise SettingError(
+                "this job is closed: take its batches before job.close() or inside its with block, or make another job "
+                "with offload"
+            )
+
     def request(self, samples: Samples, route: Route, view: View | None) -> FeatureRequest:
         """The message that asks for them.
 
         Raises:
-            SettingError: the job is closed.
+            SettingError: The job is closed.
         """
-        if self.closed.is_set():
-            raise SettingError("this job is closed: take its batches before that, or make another one")
+        self.require_open()
         return FeatureRequest(
             data=self.url,
             reading=self.reading,
@@ -207,7 +218,8 @@ class Fetcher:
         """Have the node make the engine ready that a request names; ``Transport.profile`` says what may be raised.
 
         Returns:
-            Whether it is; where it cannot be used at this cut, the reference can, from now on.
+            True if the engine is ready. False if it cannot be used at this cut, so that the reference engine has to be
+            used from now on.
         """
         few = request.samples.take(np.arange(min(_TRIED, len(request.samples))))
         tried = self.tried or replace(request, samples=few)
@@ -445,7 +457,7 @@ class RetryPolicy:
         """What ``ask`` gives, which is called until a node is not full.
 
         Raises:
-            NodeUnreachable: It was full for ``retry_for_s``, or would be before it wants to be asked again.
+            NodeUnreachable: The node was full for ``retry_for_s`` seconds, or asks to wait for longer than that.
         """
         failures, since = 0, 0.0
         while True:

@@ -24,8 +24,9 @@ import numpy.typing as npt
 from frostline.cache import TieredCache
 from frostline.core import SampleTable, TensorSpec
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import SettingError, hint_for
+from frostline.core.errors import SettingError
 from frostline.core.events import Observer
+from frostline.core.hints import hint_for
 from frostline.core.nouns import widen_bfloat16
 from frostline.core.system import in_background, usable_cores
 from frostline.datasets import Dataset
@@ -89,7 +90,7 @@ def blocks_of(
         sharing: number of processes that share the epoch.
 
     Raises:
-        SettingError: what is mixed does not fit.
+        SettingError: The data sets to mix do not fit each other.
     """
     if not isinstance(transport, ReadsBlocks):
         return None
@@ -204,7 +205,7 @@ class MixedArrays:
 
 # Names by which other libraries hand out what a batch holds.
 _PIXELS = ("images", "image", "pixel_values", "pixels")
-_FIELDS = {"inputs": "features", "label": "labels", "target": "targets", "x": "features"}
+_FIELDS = {"inputs": "features", "label": "labels", "target": "targets", "x": "features", "y": "labels"}
 
 
 class Unpackable:
@@ -265,7 +266,7 @@ class Unpackable:
                 return getattr(self, _FIELDS[name])
             if name in _PIXELS:
                 return self._pixels(name)
-            hint = "" if name[:1] == "_" else hint_for(name, _HELD) or f"; it has {', '.join(_HELD)}"
+            hint = "" if name[:1] == "_" else hint_for(name, _HELD, "batch") or f"; it has {', '.join(_HELD)}"
             raise AttributeError(f"a batch has no {name!r}{hint}")
 
 
@@ -418,8 +419,10 @@ class RowSource:
         max_finished_bytes: maximum bytes of finished batches that wait for the loop; the last of them may be more. None
             where the window bounds them, which holds their rows.
         owned: function that divides a pass's samples by the nodes that own them; None where any node will do.
-        fetch_from: the fetch from as ``fetch``, of nodes by their names, the one to ask first in front.
+        fetch_from: function that gives a ``fetch`` from nodes by their names, the one to ask first in front.
         are_images: features are the pixels of images, on which no network was run.
+        require_open: function that raises ``SettingError`` once the job is closed: what is cached would be handed out
+            all the same.
     """
 
     fetch: FetchRows
@@ -441,3 +444,4 @@ class RowSource:
     owned: Callable[[], OwnedRequests] | None = None
     fetch_from: Callable[[tuple[str, ...]], FetchRows] | None = None
     are_images: bool = False
+    require_open: Callable[[], None] = _nothing

@@ -63,7 +63,7 @@ _KIND = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """A sample on its way into a batch, as ``map`` takes it; ``dataclasses.replace`` makes the one that it gives.
+    """A sample before it is put into a batch, as ``map`` receives it; return ``dataclasses.replace`` of it.
 
     Attributes:
         features: activations at the frost line, or without a model the preprocessed pixels, as a NumPy array; a tuple
@@ -87,7 +87,7 @@ SampleFunction = Callable[..., Sample]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleMap:
-    """A function of samples, and the seed of what it draws.
+    """A user's function of samples, with the seed of its random numbers.
 
     Attributes:
         function: function to call for each sample.
@@ -104,7 +104,7 @@ class SampleMap:
         """The map of a function, which says by its arguments whether it takes a generator.
 
         Raises:
-            SettingError: it cannot be called with a sample.
+            SettingError: The function cannot be called with a sample.
         """
         return cls(function=function, takes_rng=_takes_rng(function), view=view)
 
@@ -133,7 +133,7 @@ class SampleMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PicklableFunction:
-    """A function that may go to other processes, with a sentence where it cannot.
+    """A user's function that can be sent to other processes, or an error that says why not.
 
     Attributes:
         function: function of the user's own.
@@ -147,14 +147,15 @@ class PicklableFunction:
 
 
 def require_portable(name: str, function: object) -> None:
-    """Do nothing where a function of the user's can go to another process.
+    """Do nothing if a user's function can be sent to another process.
 
     Args:
         name: option that it was given as.
         function: the function; None where none was given.
 
     Raises:
-        SettingError: It cannot be pickled; or it is defined in a notebook, and the process is spawned without that.
+        SettingError: The function cannot be pickled; or it is defined in a notebook, and the process is spawned without
+            that.
     """
     try:
         body, why = pickle.dumps(function), None
@@ -194,7 +195,7 @@ class RestOfTransform:
         """What is left of a transform, and a function of the user's own behind it.
 
         Raises:
-            SettingError: that function cannot be called with a sample.
+            SettingError: The function cannot be called with a sample.
         """
         takes_rng = then is not None and _takes_rng(then)
         return cls(declared=declared, then=then, takes_rng=takes_rng, is_turned=is_turned)
@@ -203,7 +204,7 @@ class RestOfTransform:
         """The sample with what the transform gives of it.
 
         Raises:
-            SampleError: its image cannot be decoded.
+            SampleError: The sample's image cannot be decoded.
             SettingError: the transform gives no tensor.
         """
         image = self._begun(sample.features)
@@ -296,7 +297,7 @@ def join_targets(targets: Sequence[Any], before: Any, ids: Sequence[int]) -> Any
         ids: ids of the samples.
 
     Raises:
-        SettingError: they do not go together.
+        SettingError: The samples' targets differ in shape or type.
     """
     first = targets[0]
     if isinstance(first, dict):
@@ -339,7 +340,7 @@ def declared_targets(data: Dataset, targets: bool | None) -> TargetColumns | Non
 
     Raises:
         DataError: a column's values cannot be targets, or samples have none where they must.
-        SettingError: there is no such column; or targets are asked for, and it was declared that there are none.
+        SettingError: A target names no column; or targets are asked for, though the data set was declared to have none.
     """
     found = None if targets is False else data.target_columns
     if targets and data.declares_targets and found is None:
@@ -354,13 +355,13 @@ def fetch_of(fetcher: Fetcher, view: View | None, *, has_targets: bool, decodes:
 
 
 def mask_bytes(preprocess: Preprocess) -> int:
-    """What a sample's mask takes beside its features."""
+    """Bytes that a sample's mask takes beside its features."""
     _, height, width = preprocess.shape
     return height * width * np.dtype(MASK_DTYPE).itemsize
 
 
 class MaskedDealer:
-    """Another dealer's requests, with room for masks.
+    """The requests of another dealer, with memory for masks.
 
     Args:
         dealer: dealer that chooses the cut and codec of the next samples.
@@ -489,7 +490,7 @@ def fetch_encoded(fetcher: Fetcher) -> FetchRows:
 
 
 class EncodedDealer:
-    """Another dealer's requests, for encoded samples.
+    """The requests of another dealer, for encoded samples.
 
     Args:
         dealer: dealer that chooses the number of samples of a request.

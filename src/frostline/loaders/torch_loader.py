@@ -33,6 +33,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from frostline.core import View
 from frostline.core.errors import SettingError
+from frostline.core.hints import Hinting
 from frostline.engines.graph_runner import as_array, as_tensor
 from frostline.loaders.epoch import Epochs, EpochStream, NextPass
 from frostline.loaders.epoch_loader import ArrayLoader, Change, WorkerState
@@ -101,17 +102,22 @@ class Batch(Unpackable):
     targets: BatchTargets | None = None
     are_images: bool = False
 
-    def to(self, device: torch.device | str) -> "Batch":
-        """The same batch on another device; ids stay in CPU memory."""
+    def to(self, device: torch.device | str, *, non_blocking: bool = True) -> "Batch":
+        """The same batch on another device; ids stay in CPU memory.
+
+        Args:
+            device: device to copy to, such as ``"cuda"``.
+            non_blocking: True lets the loop continue while page-locked memory is copied, as in PyTorch.
+        """
         if isinstance(self.features, torch.Tensor):
-            features: Features = self.features.to(device, non_blocking=True)
+            features: Features = self.features.to(device, non_blocking=non_blocking)
         else:
-            features = tuple(feature.to(device, non_blocking=True) for feature in self.features)
+            features = tuple(feature.to(device, non_blocking=non_blocking) for feature in self.features)
         mixed = self.mixed
         if mixed is not None:
             mixed = Mixed(labels=mixed.labels.to(device), weights=mixed.weights.to(device))
-        labels = self.labels.to(device, non_blocking=True)
-        targets = _each(self.targets, torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True))
+        labels = self.labels.to(device, non_blocking=non_blocking)
+        targets = _each(self.targets, torch.Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking))
         return replace(self, features=features, labels=labels, mixed=mixed, targets=targets)
 
 
@@ -302,7 +308,7 @@ class _Step(Protocol):
         """Its batch."""
 
 
-class _Epoch(Dataset[Any]):
+class _Epoch(Hinting, Dataset[Any]):
     def __init__(self, loader: _Passed) -> None:
         self._loader = loader
 
@@ -310,6 +316,8 @@ class _Epoch(Dataset[Any]):
         return int(self._loader.state_after(0)["samples"])
 
     def __getitem__(self, step: _Step) -> Any:
+        if not callable(step):
+            raise TypeError("a loader's dataset gives batches to trainers alone: samples are those of Dataset(...)[0]")
         return step()
 
 
@@ -406,7 +414,7 @@ def _end_after(trainer: BaseProcess) -> None:
     os._exit(1)  # nobody is left who would take a batch, or be told why
 
 
-class Loader(Skippable, IterableDataset[Batch]):
+class Loader(Skippable, Hinting, IterableDataset[Batch]):
     """The batches of one epoch, in the seeded order. Every iteration gives the same epoch again.
 
     Leaving an iteration early cancels its requests. Use it from one thread at a time.
@@ -479,7 +487,7 @@ class Loader(Skippable, IterableDataset[Batch]):
         """Several epochs like this one, such as ``range(10)``: each asked for while the one before it ends.
 
         Raises:
-            SettingError: no epoch is named, or one is named twice.
+            SettingError: No epoch is named, or one is named twice.
         """
         return Epochs(self, numbers)
 
@@ -519,7 +527,7 @@ class Loader(Skippable, IterableDataset[Batch]):
         """The order in which the samples of the last iteration were handed out, for ``replay``.
 
         Raises:
-            SettingError: as there; or workers make the latest pass.
+            SettingError: The order was not recorded, several ranks shared the epoch, or workers make the latest pass.
         """
         self._require_here("recorded order")
         return self.arrays.recorded_order()

@@ -67,7 +67,7 @@ class WorkerLoader:
         Its workers are started for its first batch. States are those of the pass that was begun last.
 
         Raises:
-            NetworkChanged: as ``ArrayLoader.require_unchanged``.
+            NetworkChanged: The network has changed since its features were computed; the sentence names what changed.
             OrderMismatch: the ranks would not read the same epoch.
             Unavailable: a worker died, or a rank did not say what it is about to read.
         """
@@ -128,8 +128,8 @@ def _next(batches: Iterator[Batch]) -> Batch | None:
     """The next batch, and None after the last.
 
     Raises:
-        RuntimeError: what PyTorch says of a dead worker, from a signal handler at any time; or what cannot be opened
-            any more of that which the worker had sent.
+        RuntimeError: A worker died (PyTorch says so from a signal handler, at any time), or memory that it had sent
+            cannot be opened any more.
     """
     try:
         return next(batches, None)

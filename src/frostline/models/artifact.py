@@ -95,7 +95,7 @@ def metadata(body: bytes | memoryview) -> dict[str, str]:
     """The metadata of a safetensors file: eight bytes of length, then a JSON header.
 
     Raises:
-        UnsafeArtifact: It is no such file, or its header is too large.
+        UnsafeArtifact: The file is no safetensors file, or its header is too large.
     """
     found: dict[str, str] = json.loads(bytes(body[8 : 8 + _header_bytes(body)]))["__metadata__"]
     return found
@@ -105,7 +105,7 @@ def _header_bytes(body: bytes | memoryview) -> int:
     """How long the JSON header of a safetensors file is.
 
     Raises:
-        UnsafeArtifact: It is no such file, or its header is too large.
+        UnsafeArtifact: The file is no safetensors file, or its header is too large.
     """
     length = int.from_bytes(body[:8], "little")
     if not 2 <= length <= min(_MAX_HEADER_BYTES, len(body) - 8):
@@ -288,7 +288,7 @@ def _lengths_from_json(value: dict[str, Any], graph: Graph, cuts: Sequence[Cut])
         cuts: the cuts.
 
     Raises:
-        UnsafeArtifact: They do not fit the graph.
+        UnsafeArtifact: The lengths do not fit the graph.
     """
     if len(value["stretches"]) > _MAX_STRETCHES:
         raise UnsafeArtifact(f"a prefix names up to {_MAX_STRETCHES} numbers that grow with the tokens")
@@ -429,7 +429,7 @@ def read_prefix(body: bytes | memoryview) -> Prefix:
     """Read the file of a prefix, from wherever it came.
 
     Raises:
-        UnsafeArtifact: It is no such file, or names or declares what is not allowed.
+        UnsafeArtifact: The file is no prefix, or names or declares something that is not allowed.
     """
     try:
         graph = json.loads(metadata(body)[_KEY])
@@ -444,7 +444,7 @@ def header_of(body: bytes | memoryview) -> bytes:
     """The header of a prefix's file: all but the numbers of its weights.
 
     Raises:
-        UnsafeArtifact: It is no such file, or its header is too large.
+        UnsafeArtifact: The file is no prefix, or its header is too large.
     """
     return bytes(body[_LENGTH : _LENGTH + _header_bytes(body)])
 
@@ -453,7 +453,7 @@ def tokenizer_of(body: bytes | memoryview) -> bytes:
     """The JSON of the tokenizer in a prefix's file, before anything else of it is read; empty where there is none.
 
     Raises:
-        UnsafeArtifact: It is no such file, or the tokenizer is too large.
+        UnsafeArtifact: The file is no prefix, or its tokenizer is too large.
     """
     header = header_of(body)
     try:
@@ -471,7 +471,7 @@ def read_outline(header: bytes) -> Prefix:
     """A prefix from the header of its file alone; its tensors have shapes and dtypes, and no data.
 
     Raises:
-        UnsafeArtifact: It is no such header, or names or declares what is not allowed.
+        UnsafeArtifact: The bytes are no header of a prefix, or name or declare something that is not allowed.
     """
     try:
         declared = json.loads(header)
@@ -605,7 +605,7 @@ def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits, tokeniz
         tokenizer: JSON of the tokenizer that came with it; empty where none did.
 
     Raises:
-        UnsafeArtifact: It names or declares what is not allowed, or does not hold together.
+        UnsafeArtifact: The prefix names or declares something that is not allowed, or its parts do not fit each other.
         OverBudget: The graph computes more than it may, or nothing bounds the tokenizer's time.
     """
     if tokenizer:

@@ -442,7 +442,7 @@ def _look_at(seen: _Seen) -> None:
     """See a tensor again, where no value of it changed.
 
     Raises:
-        NetworkChanged: It is gone, trained, or has other values.
+        NetworkChanged: The tensor is gone, is trained now, or has other values.
     """
     here = seen.here
     if here is None:
@@ -476,7 +476,7 @@ def require_whole(head: nn.Module) -> None:
     """Do nothing if a head can become another one.
 
     Raises:
-        ModelError: Its parameters are split over processes.
+        ModelError: The network's parameters are sharded over processes.
     """
     if is_split(head):
         raise ModelError(

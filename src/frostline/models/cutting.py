@@ -274,7 +274,7 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
 
     Raises:
-        NothingFrozen: Nothing can be computed before the first trainable layer.
+        NothingFrozen: No operation comes before the first trainable layer.
         FrozenInTrainMode: A frozen layer is in train mode, where it would behave differently.
         ModelError: The inputs are of a kind that cannot be carried.
     """

@@ -8,8 +8,9 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from frostline.core.config import check_type
-from frostline.core.errors import ModelError, SettingError, UnknownLayer, add_hints, suggest_names
+from frostline.core.config import describe_value
+from frostline.core.errors import ModelError, SettingError, UnknownLayer
+from frostline.core.hints import add_hints, suggest_names
 from frostline.models.modules import AnyInputs, all_in_eval, input_specs, modes, resolved_path, unwrap, zeros
 from frostline.models.tracing import autograd_leaves, cast_inputs
 
@@ -20,6 +21,7 @@ __all__ = (
     "frozen_modules",
     "layer_of",
     "requested_line",
+    "require_network",
     "unfreeze",
     "used_parameters",
 )
@@ -59,7 +61,7 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
         UnknownLayer: There is no such module, or the network never runs it.
         ModelError: The network does not run on a sample of that shape.
     """
-    check_type("model", model, nn.Module)
+    require_network(model)
     paths: list[Any] = list(until) if isinstance(until, list | tuple) else [until]
     for path in paths:
         if not isinstance(path, str):
@@ -70,6 +72,18 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
     else:
         _freeze_several(inner, paths, input_shape)
     return model
+
+
+def require_network(model: object) -> None:
+    """Do nothing if a model is a network of PyTorch.
+
+    Raises:
+        SettingError: The model is something else, such as the name of one.
+    """
+    if isinstance(model, nn.Module):
+        return
+    hint = f": write timm.create_model({model!r}, pretrained=True)" if isinstance(model, str) else ""
+    raise SettingError(f"model takes a torch.nn.Module, not {describe_value(model)}{hint}")
 
 
 def _name_meant(model: nn.Module, given: object) -> str:
@@ -145,7 +159,7 @@ def unfreeze(model: nn.Module, layers: Sequence[str], *, input_shape: AnyInputs 
         input_shape: shape of one sample, as for ``freeze``.
 
     Returns:
-        Those of their parameters that were frozen until now.
+        Parameters of these layers that were frozen until now.
 
     Raises:
         UnknownLayer: There is no such module.
@@ -239,7 +253,7 @@ def _run_on_zeros(model: nn.Module, inputs: AnyInputs) -> None:
     """Run the network in eval mode on one sample of zeros.
 
     Raises:
-        ModelError: It does not run on such a sample.
+        ModelError: The network does not run on such a sample.
     """
     specs = input_specs(inputs)
     parameter = next(model.parameters(), None)

@@ -290,7 +290,7 @@ def find_frozen(
         mixing: operations that are known to mix samples.
 
     Raises:
-        NothingFrozen: Nothing can be computed before the first trainable layer.
+        NothingFrozen: No operation comes before the first trainable layer.
     """
     part = _frozen_before(model, traced, inputs, mixing)
     if isinstance(part, str):

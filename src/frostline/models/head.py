@@ -151,6 +151,8 @@ class Head(StandIn, ABC):
         """
         if others:
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
+        if len(features) == 1 and hasattr(features[0], "features"):
+            raise ModelError("the head was called with a batch: write job.head(batch.features)")
         given = [tensor for item in features for tensor in ((item,) if isinstance(item, torch.Tensor) else item)]
         return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run_as_it_is(given)
 
@@ -292,7 +294,7 @@ class TracedRest:
 
         Raises:
             ModelError: The network gives something else than one tensor.
-            NotTraceable: It cannot be traced in these modes.
+            NotTraceable: The head cannot be traced in these modes.
         """
         now = {path: module.training for path, module in self._modules.items()}
         kind = tuple(now.values())
@@ -456,7 +458,7 @@ class SkippingHead(Head):
         Raises:
             ModelError: The graphs are not what the user's own code does, gradients included; or it gives something else
                 than one tensor.
-            NotTraceable: It cannot be traced in one of the modes.
+            NotTraceable: The head cannot be traced in one of the modes.
         """
         if not self._is_traced:
             return None
@@ -611,7 +613,7 @@ def make_portable(head: nn.Module) -> PortableHead:
     """A head as data, which shares the network's tensors.
 
     Raises:
-        ModelError: It cannot travel; the sentence says why, and what to do instead.
+        ModelError: The head cannot be sent to another process; the sentence says why, and what to do instead.
     """
     try:
         modes = head.traced_graphs() if isinstance(head, SkippingHead) else None

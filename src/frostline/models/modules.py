@@ -72,8 +72,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     something themselves, as PEFT's do, are part of the network.
 
     Raises:
-        ModelError: Its parameters are split over processes, so that nobody has the frozen part whole; or torch.jit has
-            compiled a part of it, which can be neither followed nor hooked.
+        ModelError: The network's parameters are sharded over processes, so that no process has the whole frozen part;
+            or torch.jit has compiled a part of it, which can be neither followed nor hooked.
     """
     if is_split(model):
         raise ModelError(
@@ -170,7 +170,7 @@ def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
         training: the mode by module path: whether it is to be in train mode.
 
     Raises:
-        ModelError: What a run has moved on, such as a generator, cannot be put back.
+        ModelError: State that a run has advanced, such as a generator's, cannot be restored.
     """
     kept = KeptState(model)
     with kept_buffers(model), kept_tensors():
@@ -354,7 +354,7 @@ class _Part(StandIn):
         """Say that a part of a module does not run.
 
         Raises:
-            ModelError: It was called.
+            ModelError: The module was called.
         """
         raise ModelError(
             f"a part of this {type(self._model[0]).__name__} is frozen, and a job's head has the rest, which does not "
@@ -543,7 +543,7 @@ def record(model: nn.Module, inputs: Sequence[torch.Tensor]) -> ModuleCall:
     """Run the network once and tell what it ran; it is the caller who sets its modes.
 
     Raises:
-        Exception: Whatever the network raises.
+        Exception: Any error of the network.
     """
     open_calls: list[ModuleCall] = []
     finished: list[ModuleCall] = []
@@ -695,8 +695,13 @@ class FeaturesGuard:
         """See ``nn.Module.register_forward_pre_hook``.
 
         Raises:
-            ModelError: The only input has the shape of a batch of features.
+            ModelError: The only input is a batch, or has the shape of a batch of features.
         """
+        if len(inputs) == 1 and isinstance(getattr(inputs[0], "features", None), torch.Tensor):
+            raise ModelError(
+                "the whole network was called with a batch, of which its frozen layers are computed already: write "
+                "job.head(batch.features) in the loop, in place of model(batch)"
+            )
         if len(inputs) == 1 and isinstance(inputs[0], torch.Tensor) and tuple(inputs[0].shape[1:]) == self._features:
             raise ModelError(
                 f"the whole network was called with features {list(inputs[0].shape)}, of which its frozen layers are "

@@ -200,7 +200,7 @@ class KeptState(_Walk):
         model: network.
 
     Raises:
-        ModelError: By ``restore``: a generator was moved on, which nobody can put back.
+        ModelError: A generator was advanced whose state ``restore`` cannot set.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -123,7 +123,7 @@ def record(model: nn.Module, batch: Sequence[torch.Tensor], earlier: Recording |
         earlier: recording of a smaller batch, by which sizes are told from numbers.
 
     Raises:
-        NotTraceable: It does what no graph can say.
+        NotTraceable: The network does something that no graph can express.
     """
     recorder = _Recorder(model, batch, earlier)
     with torch.enable_grad():
@@ -487,7 +487,7 @@ class _Sizes:
         """The argument of both recordings.
 
         Raises:
-            NotTraceable: They differ in something else than a size.
+            NotTraceable: The two recordings differ in more than a size.
         """
         match few, more:
             case tuple(), tuple() if len(few) == len(more):

@@ -167,7 +167,7 @@ def _first_run(
     """Rows for which a first run gives finite numbers of these keys (None for all), if there are such, and its values.
 
     Raises:
-        ModelError: It fails on all rows.
+        ModelError: The function fails on all rows that are tried.
     """
     why, found = "", None
     for numbers, scale in _ATTEMPTS:
@@ -209,7 +209,7 @@ def is_mixing(prefix: Prefix, run: Callable[[Arrays], Sequence[npt.NDArray[np.ge
         run: function that gives arrays ``[n, ...]`` of a batch of up to eight rows, an array for each input.
 
     Raises:
-        ModelError: It does not run on any rows that can be made up for it.
+        ModelError: The function fails on all rows that can be made up for it.
     """
 
     def of_one(rows: Rows, number: int) -> Mapping[int, torch.Tensor]:
@@ -231,7 +231,7 @@ def mixed_rows(prefix: Prefix, device: torch.device) -> MixedRows | None:
         device: the place where it is run.
 
     Raises:
-        ModelError: It does not run on any rows that can be made up for it.
+        ModelError: The frozen part fails on all rows that can be made up for it.
     """
     kept, key = FileCache(cache_folder() / "rows", ".txt"), _key(prefix, device)
     known = kept.get(key)

@@ -401,7 +401,7 @@ def plan_of(model: nn.Module, batch: Sequence[torch.Tensor], features: Sequence[
         None where the network's code does not make such tensors, or looks at values before the frost line.
 
     Raises:
-        Unsteady: What the frozen part gives, or what it is made by, is another one in the next run.
+        Unsteady: The next run gives other features at the frost line, or makes them by other modules.
     """
     before = {id(module): dict(vars(module)) for module in model.modules()}
     found: list[tuple[_Placement, torch.Tensor]] = []

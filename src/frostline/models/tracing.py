@@ -147,8 +147,8 @@ def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[s
         training: the mode by module path: whether it is in train mode while traced.
 
     Raises:
-        NotTraceable: It decides by values or by the number of rows, draws random numbers that are not PyTorch's, or
-            does what a graph cannot say.
+        NotTraceable: The network decides by values or by the number of rows, draws random numbers that are not
+            PyTorch's, or does something that a graph cannot express.
     """
     generator, recordings = torch.Generator().manual_seed(_SEED), list[Recording]()
     try:

@@ -92,7 +92,7 @@ class NodeTier:
         settings: settings of the node.
 
     Raises:
-        SettingError: if a setting asks for it and its folder cannot be used.
+        SettingError: A setting asks for the tier, and its folder cannot be used.
     """
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -379,8 +379,8 @@ class SampleReader(StoredSamples):
             out: array that takes the sample.
 
         Raises:
-            Cancelled: if the request was cancelled.
-            StoreError: if the store failed, not only for this sample.
+            Cancelled: The request was cancelled.
+            StoreError: The store failed, not only for this sample.
         """
         try:
             self._decode(row, out)

@@ -294,7 +294,7 @@ class Device:
         first if there is memory for both.
 
         Raises:
-            Cancelled: if all its requests were cancelled.
+            Cancelled: All its requests were cancelled.
         """
         run, now = self._running[-1], time.perf_counter()
         if now - run.charged_at < _SLICE_S:
@@ -688,7 +688,7 @@ class Devices:
             scope: cancel scope of the request.
 
         Raises:
-            Cancelled: if the request was cancelled.
+            Cancelled: The request was cancelled.
         """
         failures: dict[int, BaseException] = {}
         while True:
@@ -729,7 +729,7 @@ class Devices:
             The result of each device that has one.
 
         Raises:
-            Exception: what a call raised, if all of them failed.
+            Exception: Error of the call, if it failed on all devices.
         """
         entries = {
             number: ExclusiveCall(account=account, is_abandoned=scope.is_cancelled, call=call, nbytes=nbytes)

@@ -137,7 +137,7 @@ class NodeCache:
         is_on: True if there is any.
 
     Raises:
-        SettingError: if a folder or URL cannot be used, or the cache is too small.
+        SettingError: A folder or URL cannot be used, or the cache is too small.
     """
 
     def __init__(self, settings: NodeSettings, roots: Sequence[str]) -> None:

@@ -93,9 +93,9 @@ class Inspector(Closing):
             tokenizer: JSON of the tokenizer that came with it; empty where none did.
 
         Raises:
-            UnsafeArtifact: if it is not a prefix, or its check was ended.
-            OverBudget: if it computes more than it may.
-            Overloaded: if the machine is too busy to check it now.
+            UnsafeArtifact: The file is not a prefix, or its check was ended.
+            OverBudget: The prefix computes more than this node allows.
+            Overloaded: The machine is too busy to check the prefix now.
         """
         from frostline.models.artifact import BROKEN, Inspection
         from frostline.node.inspection_process import MAX_CHECK_BYTES, request_of

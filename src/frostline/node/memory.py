@@ -181,8 +181,8 @@ class Pool:
             longest_s: maximum wait in seconds; None waits without a limit.
 
         Raises:
-            OverBudget: if the pool can never hold so much.
-            Cancelled: if the wait was cancelled or took too long.
+            OverBudget: The pool can never hold so much.
+            Cancelled: The wait was cancelled or took too long.
         """
         with self._lock:
             number = self._budget.ask(nbytes, claim)
@@ -200,7 +200,7 @@ class Pool:
         """Reserve memory if it is free now; None otherwise.
 
         Raises:
-            OverBudget: if the pool can never hold so much.
+            OverBudget: The pool can never hold so much.
         """
         with self._lock:
             self._budget.check(nbytes)
@@ -329,7 +329,7 @@ class CancelScope:
         """Submit a call to an executor.
 
         Raises:
-            Cancelled: if the request was cancelled before.
+            Cancelled: The request was cancelled before.
         """
         with self._lock:
             self._check()
@@ -342,7 +342,7 @@ class CancelScope:
         """Call ``begin``, which starts the work that ``future`` reports, and cancel the future with the scope.
 
         Raises:
-            Cancelled: if the request was cancelled before.
+            Cancelled: The request was cancelled before.
         """
         with self._lock:
             self._check()
@@ -460,7 +460,7 @@ class Readers:
         """Run a task when it is the tenant's turn; urgent tasks run before the tenant's other tasks.
 
         Raises:
-            Unavailable: if the node is stopping.
+            Unavailable: The node is stopping.
         """
         with self._lock:
             queue = self._queues.setdefault(tenant, _Queue())

@@ -66,8 +66,8 @@ class Operation:
         """The next line of its output; empty at the end.
 
         Raises:
-            Refused: if it ended without a final line.
-            Unavailable: if it was closed.
+            Refused: The process ended without a final line.
+            Unavailable: The process was closed.
         """
         with self._turn:
             self._check()
@@ -146,8 +146,8 @@ class Training(Operation):
         """Write the next piece of the assignment.
 
         Raises:
-            BadRequest: if there is more than announced.
-            Unavailable: if the disk is full.
+            BadRequest: The body is longer than announced.
+            Unavailable: The disk is full.
         """
         if self._assignment.tell() + len(chunk) > self._length:
             raise BadRequest(f"the training has more than the {self._length} bytes that were announced")
@@ -164,9 +164,9 @@ class Training(Operation):
             token: token of the tenant that asks.
 
         Raises:
-            BadRequest: if the assignment is shorter than announced.
-            Overloaded: if all slots are taken.
-            Refused: if the process ended before its first line.
+            BadRequest: The assignment is shorter than announced.
+            Overloaded: All slots are taken.
+            Refused: The process ended before its first line.
         """
         if self._assignment.tell() != self._length:
             raise BadRequest(f"the training ended after {self._assignment.tell()} of {self._length} bytes")
@@ -254,7 +254,7 @@ class Trainings:
         """Check that this node trains.
 
         Raises:
-            Forbidden: if it does not.
+            Forbidden: This node does not train.
         """
         if not self._settings.allow_training:
             raise Forbidden("this node trains no heads: start it with --allow-training (allow_training)")
@@ -268,10 +268,10 @@ class Trainings:
             account: account that is charged.
 
         Raises:
-            Forbidden: if this node does not train.
-            OverBudget: if the assignment can never fit.
-            Overloaded: if all slots are taken, or the tenant sends another assignment or has used up a quota.
-            UnknownPrefix: if the prefix is not held.
+            Forbidden: This node does not train.
+            OverBudget: The assignment can never fit.
+            Overloaded: All slots are taken, or the tenant sends another assignment or has used up a quota.
+            UnknownPrefix: The prefix is not held.
         """
         self.check()
         account.check_may("train", prefix)
@@ -313,7 +313,7 @@ class Trainings:
         """Ask a running training to end, and return True; or delete the result of one that has ended.
 
         Raises:
-            UnknownTraining: if the tenant has none of that name.
+            UnknownTraining: The tenant has no training of that name.
         """
         with self._lock:
             running, kept = self._running.get(name), self._kept.get(name)
@@ -331,7 +331,7 @@ class Trainings:
         """The trained tensors of a training that has ended, as an open file.
 
         Raises:
-            UnknownTraining: if the tenant has none of that name, or it ended without a result.
+            UnknownTraining: The tenant has no training of that name, or it ended without a result.
         """
         with self._lock:
             kept = self._kept.get(name)
@@ -429,7 +429,7 @@ class Listing(Operation):
         """Some bytes of the manifest, or of the splits behind it, from ``place`` on; empty at the end.
 
         Raises:
-            Unavailable: if it was closed.
+            Unavailable: The listing was closed.
         """
         with self._turn:
             self._check()
@@ -459,10 +459,10 @@ class Listings:
         """Start to list a data set.
 
         Raises:
-            BadRequest: if the node does not serve the data to that account, or cannot list it.
-            Forbidden: if its format may lead to other hosts.
-            Overloaded: if the account has a listing under way.
-            Unavailable: if the node is stopping.
+            BadRequest: The node does not serve the data to that account, or cannot list it.
+            Forbidden: The data's format may lead to other hosts.
+            Overloaded: The account has a listing under way.
+            Unavailable: The node is stopping.
         """
         account.check_may("list")
         url, folders = self._stores.resolve_data(request.data, account.settings.roots)

@@ -86,7 +86,7 @@ class PrefixRun:
         """Check that so many rows fit.
 
         Raises:
-            OverBudget: if they do not.
+            OverBudget: The rows do not fit.
         """
         if self.limit.max_rows < rows:
             raise OverBudget(
@@ -108,7 +108,7 @@ class PrefixRun:
         together. Every tensor has at least these rows, and they come first.
 
         Raises:
-            UnsafeArtifact: if the prefix mixes rows, which are then not run beside those of others.
+            UnsafeArtifact: The prefix mixes rows, which are then not run beside those of others.
         """
         if (check := self._resident.check_rows) is not None:
             check(self._cut, self._crossing_values)
@@ -296,7 +296,7 @@ class Decoded:
         kept: function that returns the cached features for a number of rows per run; None without a cache.
 
     Raises:
-        OverBudget: if not even ``min_rows`` samples fit, or not even eight at cut 1.
+        OverBudget: Memory is too small for ``min_rows`` samples, or for eight at cut 1.
     """
 
     def __init__(

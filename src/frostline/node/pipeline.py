@@ -295,7 +295,7 @@ class Stores:
         deadline_s: see ``StoreLimits``.
 
     Raises:
-        SettingError: if a root is not a URL that Frostline reads.
+        SettingError: A root is not a URL that Frostline reads.
     """
 
     def __init__(
@@ -356,7 +356,7 @@ class Stores:
             mapped: True to read sealed objects of a local folder from memory maps.
 
         Raises:
-            BadRequest: if the data or an object lies outside the node's roots that the tenant may read.
+            BadRequest: The data or an object lies outside the node's roots that the tenant may read.
         """
         url, may_read = self._served(data, allowed)
         within = may_read if reading == URLS else ()
@@ -383,7 +383,7 @@ class Stores:
             allowed: roots under which the tenant may read; None for all.
 
         Raises:
-            BadRequest: if it lies outside the node's roots that the tenant may read.
+            BadRequest: The data set lies outside the node's roots that the tenant may read.
         """
         url, may_read = self._served(data, allowed)
         return url, None if self._follows_links else _folders(may_read)
@@ -397,7 +397,11 @@ class Stores:
         roots = self.allowed_roots(allowed)
         if "://" not in data or not self._is_open(url, roots):
             served = ", ".join(roots) or "no roots that you may read"
-            raise BadRequest(f"this node does not serve {data[:200]}; it serves {served}")
+            added = "serve --data-root" if allowed is None else "the tenant's roots"
+            raise BadRequest(
+                f"this node does not serve {data[:200]}; it serves {served}: name data below these, or have its "
+                f"operator add more by {added}"
+            )
         return url, tuple(dict.fromkeys(root for root in (*roots, *self._roots) if self._is_open(root, roots)))
 
     def _is_open(self, url: str, roots: tuple[str, ...]) -> bool:
@@ -413,7 +417,7 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
     """Check a request's samples and return its preprocessing.
 
     Raises:
-        BadRequest: if they are not valid; the message names the field.
+        BadRequest: The samples are not valid; the message names the field.
     """
     request.check()
     _check_samples(request.samples, request.reading)

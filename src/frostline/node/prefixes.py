@@ -87,7 +87,7 @@ class Resident:
         """The cut of that number.
 
         Raises:
-            BadRequest: if there is none.
+            BadRequest: The prefix has no such cut.
         """
         cuts = self.prefix.cuts
         if not 1 <= number <= len(cuts):
@@ -129,8 +129,8 @@ class RowChecks:
             values: function that runs the prefix up to the cut, on up to eight rows.
 
         Raises:
-            UnsafeArtifact: if rows change each other, or it fails on all rows that are made up for it.
-            Cancelled: if ``values`` was cancelled.
+            UnsafeArtifact: Rows change each other, or the prefix fails on all rows that are made up for it.
+            Cancelled: ``values`` was cancelled.
         """
         with self._lock:
             found = self._found.setdefault((digest, cut.number), _RowCheck())
@@ -192,9 +192,9 @@ class Prefixes:
             is_abandoned: function that is called after every ``wake``; True cancels the wait.
 
         Raises:
-            OverBudget: if its weights can never fit.
-            Overloaded: if they do not fit beside those in use now.
-            Cancelled: if the wait was cancelled.
+            OverBudget: The weights can never fit.
+            Overloaded: The weights do not fit beside those in use now.
+            Cancelled: The wait was cancelled.
         """
         nbytes = max(length, min(int(_EXPECTED * length) + _EXPECTED_BYTES, self._weights.total_bytes))
         return self._weights.room(
@@ -216,10 +216,10 @@ class Prefixes:
             tenant: name of the tenant that uploads it.
 
         Raises:
-            BadRequest: if the body does not match the digest.
-            UnsafeArtifact: if it is not a prefix, or names something that is not allowed.
-            OverBudget: if it computes more than this node allows.
-            Overloaded: if there is not enough memory, or the machine is too busy to check it.
+            BadRequest: The body does not match the digest.
+            UnsafeArtifact: The body is not a prefix, or names something that is not allowed.
+            OverBudget: The prefix computes more than this node allows.
+            Overloaded: Memory is too short, or the machine is too busy to check the prefix.
         """
         if self._bridge.digest_of(body) != digest:
             raise BadRequest("the prefix does not match its digest: it changed on the way")
@@ -288,10 +288,10 @@ class Prefixes:
             levels: meaning of pixels, if the engine's name says that it takes them.
 
         Raises:
-            UnknownPrefix: if the prefix is not held.
-            EngineNotReady: if the engine was not tried on it up to that cut.
-            Overloaded: if the engine does not fit beside the weights in use, or the prefix is being evicted.
-            OverBudget: if it is more than the tenant may have here.
+            UnknownPrefix: The prefix is not held.
+            EngineNotReady: The engine was not tried on the prefix up to that cut.
+            Overloaded: The engine does not fit beside the weights in use, or the prefix is being evicted.
+            OverBudget: The prefix takes more memory than the tenant may have here.
         """
         user = None if asker is None else asker.name
         with ExitStack() as stack:
@@ -435,8 +435,8 @@ class Upload(Closing):
         If another request has brought the prefix meanwhile, later calls of ``write`` are ignored.
 
         Raises:
-            OverBudget: if it is too large for this node or for its tenant.
-            Overloaded: if the memory is in use.
+            OverBudget: The prefix is too large for this node or for its tenant.
+            Overloaded: The memory is in use.
         """
         nbytes = int(self._length * _GROWN) + self._usual_parsed
         # It is held before a byte has come: whatever one announces leaves the others their part.
@@ -462,9 +462,9 @@ class Upload(Closing):
         """Take the next piece.
 
         Raises:
-            BadRequest: if there is more than announced.
-            OverBudget: if its graph is too large for this node.
-            Overloaded: if there is no memory for its graph now.
+            BadRequest: The body is longer than announced.
+            OverBudget: The prefix has a graph that is too large for this node.
+            Overloaded: The node has no memory for the graph now.
         """
         if self._room is None:
             return
@@ -478,7 +478,7 @@ class Upload(Closing):
         """Register the prefix; see ``Prefixes.put`` for further errors.
 
         Raises:
-            BadRequest: if it is shorter than announced, or does not match the digest.
+            BadRequest: The body is shorter than announced, or does not match the digest.
         """
         if self._room is None:
             return
@@ -527,7 +527,7 @@ class PieceUpload(Upload):
         """See ``Upload.write``.
 
         Raises:
-            BadRequest: if the list of pieces is none, or there is more than what lies between them.
+            BadRequest: The list of pieces is not valid, or more comes than lies between them.
         """
         if self._room is None:
             return
@@ -546,7 +546,7 @@ class PieceUpload(Upload):
         """See ``Upload.finish``.
 
         Raises:
-            UnknownPrefix: if a piece is held no more.
+            UnknownPrefix: The node does not hold a piece any more.
         """
         if self._room is None:
             return

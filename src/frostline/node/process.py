@@ -67,9 +67,9 @@ class Subprocess(Worker):
         """Wait for the line that it writes once it listens; a child that fails to do so is stopped.
 
         Raises:
-            AddressInUse: if its address is taken.
-            SettingError: if it cannot listen there, or its argument is not valid.
-            NodeUnreachable: if it wrote nothing; the message holds the end of its stderr.
+            AddressInUse: The child's address is taken.
+            SettingError: The child cannot listen there, or its argument is not valid.
+            NodeUnreachable: The child wrote nothing; the message holds the end of its stderr.
         """
         try:
             said = self._first_line()
@@ -166,9 +166,9 @@ class NodeProcess:
         """Start the process, if it was not launched, and wait until it takes requests.
 
         Raises:
-            AddressInUse: if its port is taken.
-            SettingError: if it cannot listen there, or a root is not valid.
-            NodeUnreachable: if it did not start; the message holds the end of its stderr.
+            AddressInUse: The node's port is taken.
+            SettingError: The node cannot listen there, or a root is not valid.
+            NodeUnreachable: The node did not start; the message holds the end of its stderr.
         """
         with self._lock:
             self._start()
@@ -239,9 +239,9 @@ def start_node(
         control: URL of the control plane, as for ``NodeProcess``.
 
     Raises:
-        AddressInUse: if the port is taken.
-        SettingError: if it cannot listen there, or a root is not valid.
-        NodeUnreachable: if it did not start; the message holds the end of its stderr.
+        AddressInUse: The port is taken.
+        SettingError: The node cannot listen there, or a root is not valid.
+        NodeUnreachable: The node did not start; the message holds the end of its stderr.
     """
     node = NodeProcess(roots, settings, host, port, control=control)
     node.start()
@@ -304,7 +304,7 @@ class BoundedProcess(Worker):
         """The next line of its output; empty once it has ended.
 
         Raises:
-            Refused: if it ended without a final line of its own.
+            Refused: The process ended without a final line of its own.
         """
         assert self.stdout is not None
         line: bytes = self.stdout.readline(_MAX_ANSWER_LINE)

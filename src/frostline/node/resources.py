@@ -381,7 +381,7 @@ class RequestOpener:
         """Open block reads of a data set's samples; see ``BlockReadRegistry.open``.
 
         Raises:
-            BadRequest: if it does not lie under a root of this node that the account may read.
+            BadRequest: The data set does not lie under a root of this node that the account may read.
         """
         store = self.stores.store(data, account.settings.roots, reading=reading)
         lane = self._waiters.lane(account.name)
@@ -393,8 +393,8 @@ class RequestOpener:
         """The preprocessing with what it needs: the tokenizer for texts, which came with the request's prefix.
 
         Raises:
-            BadRequest: if the request names no prefix, or one with another tokenizer.
-            OverBudget: if this node cannot tokenize, or decode sounds.
+            BadRequest: The request names no prefix, or one with another tokenizer.
+            OverBudget: This node cannot tokenize, or decode sounds.
             Refused: see ``Prefixes.pin``.
         """
         if (
@@ -435,7 +435,7 @@ class RequestOpener:
         Samples that came with the request are in ``sent``.
 
         Raises:
-            BadRequest: if they do not lie under a root of this node that the account may read.
+            BadRequest: The samples do not lie under a root of this node that the account may read.
         """
         store = self.store(request, preprocess, account) if sent is None else sent
         decoding = SharedDecoder(
@@ -471,7 +471,7 @@ class RequestOpener:
         """The request's prefix with an engine, which stay resident until ``held`` is closed; None if it names none.
 
         Raises:
-            BadRequest: if the shape of the preprocessed samples is not the input shape of the prefix.
+            BadRequest: The shape of the preprocessed samples is not the input shape of the prefix.
             Refused: see ``Prefixes.pin``.
         """
         if request.prefix is None:
@@ -504,7 +504,7 @@ class RequestOpener:
         """The store of the request's samples.
 
         Raises:
-            BadRequest: if they do not lie under a root of this node that the account may read.
+            BadRequest: The samples do not lie under a root of this node that the account may read.
         """
         return self.stores.store(
             request.data,

@@ -94,7 +94,7 @@ class DirectReads:
         """The encoded samples of a request, in its order; work begins when the first batch is asked for.
 
         Raises:
-            BadRequest: if the samples do not lie under a root of this node.
+            BadRequest: The samples do not lie under a root of this node.
         """
         folder = self._folders.get((request.data, request.reading))
         answer = self._waiting(request) if folder is None else self._at_once(request, folder)
@@ -211,7 +211,7 @@ class Node(Closing):
         on_renewal: function that is called with the settings of the node after its tenants were renewed.
 
     Raises:
-        SettingError: if a root is not a URL that Frostline reads.
+        SettingError: A root is not a URL that Frostline reads.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class Node(Closing):
             path: the file, which was read when the node was made.
 
         Returns:
-            What looks at it, by itself while requests come.
+            The watcher of the file, which looks at it by itself while requests come.
         """
 
         def read() -> None:
@@ -369,10 +369,10 @@ class Node(Closing):
         """Take a prefix; do nothing if it is held already.
 
         Raises:
-            BadRequest: if the artifact does not match the digest.
-            UnsafeArtifact: if it is not a prefix, or names something that is not allowed.
-            OverBudget: if it can never fit.
-            Overloaded: if it does not fit beside the prefixes in use, or too many requests are under way.
+            BadRequest: The artifact does not match the digest.
+            UnsafeArtifact: The artifact is not a prefix, or names something that is not allowed.
+            OverBudget: The prefix can never fit.
+            Overloaded: The prefix does not fit beside those in use, or too many requests are under way.
         """
         if self.holds_prefix(digest):
             return
@@ -425,8 +425,8 @@ class Node(Closing):
             the stream if it is not read to its end.
 
         Raises:
-            Overloaded: if too many requests are under way.
-            Refused: if the request is not valid, or can never fit.
+            Overloaded: Too many requests are under way.
+            Refused: The request is not valid, or can never fit.
         """
         scope = self.cancel_scope()
         with ExitStack() as held:
@@ -454,9 +454,9 @@ class Node(Closing):
         """Answer a request for embeddings of inputs that came with it; see ``features``.
 
         Raises:
-            UnknownPrefix: if the network is not held.
-            BadRequest: if the inputs are not of its kind.
-            OverBudget: if the answer would be too large.
+            UnknownPrefix: The network is not held.
+            BadRequest: The inputs are not of the network's kind.
+            OverBudget: The answer would be too large.
         """
         admission.account.check_may("compute", wanted.model)
         with self._prefixes.pin(wanted.model, asker=admission.account) as resident:
@@ -480,7 +480,7 @@ class Node(Closing):
             max_bytes: maximum bytes that are read and not yet asked for; they do not count against the node's budget.
 
         Raises:
-            BadRequest: if the data does not lie under a root of this node.
+            BadRequest: The data does not lie under a root of this node.
         """
         return self._opener.blocks(data, reading, self._resources.tenants.everybody, max_bytes)
 
@@ -496,10 +496,10 @@ class Node(Closing):
         The cost of the network itself is measured once per prefix; reading and decoding depend on the data.
 
         Raises:
-            Overloaded: if too many requests are under way.
-            Refused: if the request is not valid, or can never fit.
-            StoreError: if the samples cannot be read.
-            Cancelled: if its scope was cancelled.
+            Overloaded: Too many requests are under way.
+            Refused: The request is not valid, or can never fit.
+            StoreError: The samples cannot be read.
+            Cancelled: The request's scope was cancelled.
         """
         scope = scope or self.cancel_scope()
         with ExitStack() as held:

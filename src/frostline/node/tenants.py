@@ -197,7 +197,7 @@ class Account:
         """Check that engines may be tried for this tenant.
 
         Raises:
-            Overloaded: if there are other tenants, and it has used up its share of trial time.
+            Overloaded: The node has other tenants, and this one has used up its share of trial time.
         """
         with self._lock:
             wait_s = 0.0 if self._is_alone else self._trials.wait_s(self._clock())
@@ -216,7 +216,7 @@ class Account:
             has_room: True if none of its work waits for memory that it holds itself.
 
         Raises:
-            Overloaded: if a quota is used up; the message names it.
+            Overloaded: A quota is used up; the message names it.
         """
         wanted = self._settings
         with self._lock:
@@ -240,7 +240,7 @@ class Account:
             prefix: digest of the prefix that it is done with; None for none.
 
         Raises:
-            Forbidden: It may not.
+            Forbidden: The tenant has no right to.
         """
         settings = self._settings
         if settings.actions is not None and action not in settings.actions:
@@ -342,7 +342,7 @@ class Tenants:
         """The account of a tenant.
 
         Raises:
-            UnknownName: if there is no such tenant.
+            UnknownName: The node has no such tenant.
         """
         found = next((account for account in self._accounts if account.name == name), None)
         if found is None or self._is_open:
@@ -364,8 +364,8 @@ def read_tenants(path: Path) -> tuple[TenantSettings, ...]:
     """Read tenants from a TOML file with a table ``[[tenant]]`` each, whose keys are fields of ``TenantSettings``.
 
     Raises:
-        SettingError: if the file cannot be read, is not valid, or others may write to it; the message names the file
-            and the field.
+        SettingError: The file cannot be read, is not valid, or others may write to it; the message names the file and
+            the field.
     """
     try:
         require_guarded(path)
@@ -484,7 +484,7 @@ def check_may_change(tenants: Tenants, asker: Account) -> None:
         asker: account that asks.
 
     Raises:
-        Forbidden: It may not.
+        Forbidden: The tenant has no right to.
     """
     if tenants.accounts == [tenants.everybody]:
         raise Forbidden("this node has no tenants, so nobody may change it: see may_change in --tenants")
@@ -500,7 +500,7 @@ def changed_settings(before: TenantSettings, body: object) -> TenantSettings:
         body: the PATCH, as JSON gave it.
 
     Raises:
-        BadRequest: It makes no sense; the sentence names the field.
+        BadRequest: The PATCH makes no sense; the sentence names the field.
     """
     patch: dict[str, Any] = fields_of_patch(body, ("weight", *QUOTAS))
     try:
@@ -624,9 +624,9 @@ class Gate:
             account: account of the tenant that asks.
 
         Raises:
-            NodeUnreachable: if the node is about to stop.
-            Overloaded: if too many requests are under way, or the tenant has used up a quota.
-            OverBudget: if its body is longer than this node can ever read.
+            NodeUnreachable: The node is about to stop.
+            Overloaded: Too many requests are under way, or the tenant has used up a quota.
+            OverBudget: The body is longer than this node can ever read.
         """
         if self._is_draining:
             raise NodeUnreachable("the node is draining: it is about to stop, and takes no more requests")
@@ -645,7 +645,7 @@ class Gate:
         """Check that a body of that length could be read.
 
         Raises:
-            OverBudget: if it is too long.
+            OverBudget: The body is too long.
         """
         maximum = (self._memory.total_bytes - self._kept_bytes(len(self._accounts) - 1) - _REQUEST_BYTES) // _PARSED
         if body_bytes > maximum:

@@ -157,7 +157,7 @@ class TorchBridge:
             values: function that runs the prefix on up to eight rows.
 
         Raises:
-            UnsafeArtifact: It fails on all rows that are made up for it.
+            UnsafeArtifact: The graph fails on all rows that are made up for it.
         """
         from frostline.models.row_check import is_mixing
 

@@ -98,8 +98,8 @@ def to_evict(incoming: Incoming, residents: Sequence[Evictable]) -> tuple[Hashab
     than one turn of each other.
 
     Returns:
-        As few as are enough, those that have begun to leave among them; none where too few may leave yet; and None
-        where all that could ever leave were not enough, so that nobody should wait behind it.
+        The fewest weights that are enough, with those that have begun to leave; empty if too few may leave yet. None if
+        even all that could ever leave would not be enough, so that waiting is useless.
     """
     able = [resident for resident in residents if not _is_stuck(resident)]
     if not _is_enough(incoming, able):
@@ -394,7 +394,7 @@ class WeightMemory(Generic[T]):
             user: name of the tenant; None for a long use that nobody should wait for.
 
         Raises:
-            Overloaded: if they are being evicted.
+            Overloaded: The weights are being evicted.
         """
         with self._changed:
             held = self._held.get(key)
@@ -445,9 +445,9 @@ class WeightMemory(Generic[T]):
             is_abandoned: function that is called after every ``wake``; True cancels the wait.
 
         Raises:
-            OverBudget: if they can never fit, or are more than the tenant may have.
-            Overloaded: if they do not fit beside the weights in use; the place in the queue is kept for a while.
-            Cancelled: if the wait was cancelled.
+            OverBudget: The weights can never fit, or are more than the tenant may have.
+            Overloaded: The weights do not fit beside those in use; the place in the queue is kept for a while.
+            Cancelled: The wait was cancelled.
         """
         self._check(nbytes, counted_bytes, asker)
         until = self._clock() + longest_s
@@ -485,7 +485,7 @@ class WeightMemory(Generic[T]):
         """Reserve more memory for a reservation. It does not wait, because it would block what it holds meanwhile.
 
         Raises:
-            Overloaded: if there is not enough, even after evicting all unused weights.
+            Overloaded: Memory is too short, even after evicting all unused weights.
         """
         with self._changed:
             while self._free_bytes() < nbytes:
@@ -647,7 +647,7 @@ class WeightReservation(Generic[T]):
         """Change the size, once it is known.
 
         Raises:
-            Overloaded: if there is not enough memory.
+            Overloaded: Memory is too short.
         """
         if nbytes > self.nbytes:
             self._memory.enter_context(self._weights.more(nbytes - self.nbytes))

@@ -27,7 +27,7 @@ _Rows = npt.NDArray[np.int64]
 
 
 class Interleaving:
-    """A pattern of turns that repeats for ever. Immutable.
+    """A pattern of turns that repeats without end. Immutable.
 
     After any number of turns each member has had its share of them to within less than one: Tijdeman's solution of
     the chairman assignment problem (Discrete Mathematics 32, 1980), which bounds the difference for ``k`` members by
@@ -145,7 +145,7 @@ _MIX = 0x4D4958  # "MIX": keeps the keys of members apart from those of epochs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtureOrder:
-    """An ``EpochOrder`` over several data sets, whose rows are numbered one data set after the other.
+    """An ``EpochOrder`` over several data sets, whose rows are numbered one set after the other.
 
     Whose turn it is follows from the ratios (``Interleaving``). Each member has epochs and permutations of its own,
     which go on where the mixture's last epoch left them: none of its samples comes again before all have come.

@@ -24,6 +24,7 @@ __all__ = (
     "EpochOrder",
     "Order",
     "RowIndices",
+    "SeededOrder",
     "Weighted",
     "Weights",
     "check_epoch",
@@ -53,7 +54,7 @@ _Rows = npt.NDArray[np.int64]
 
 
 def permute(start: int, stop: int, size: int, keys: tuple[int, ...]) -> _Rows:
-    """Where the positions from ``start`` up to ``stop`` of ``size`` go.
+    """The places of the positions from ``start`` up to ``stop`` under a permutation of ``size``.
 
     A balanced Feistel network (Luby and Rackoff, "How to Construct Pseudorandom Permutations from
     Pseudorandom Functions", SIAM J. Comput. 17(2), 1988) permutes the next even power of two; positions
@@ -203,7 +204,7 @@ def _mix(value: int) -> int:
 
 
 class EpochOrder(Protocol):
-    """Which row of a table stands at each position of an epoch. Immutable, and the same in every process."""
+    """The row of a table at each position of an epoch. Immutable, and the same in every process."""
 
     @property
     def name(self) -> str:
@@ -232,20 +233,18 @@ class EpochOrder(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """The order of one epoch, a pure function of (seed, epoch, position); see ``permutation.permute``.
+class SeededOrder:
+    """The part that all seeded orders of an epoch have: how many samples it has, and what they are drawn by.
 
     Attributes:
-        size: samples in the epoch, 0 to 2^62.
-        seed: 0 to 2^63 - 1.
-        epoch: 0 to 2^63 - 1.
-        shuffle: False leaves the samples in the order of the manifest.
+        size: number of samples in the epoch, 0 to 2^62.
+        seed: number from 0 to 2^63 - 1.
+        epoch: number from 0 to 2^63 - 1.
     """
 
     size: int
     seed: int
     epoch: int
-    shuffle: bool = True
 
     def __post_init__(self) -> None:
         check_epoch(self.size, self.seed, self.epoch)
@@ -253,14 +252,25 @@ class Order:
     def __len__(self) -> int:
         return self.size
 
+    def in_epoch(self, epoch: int) -> Self:
+        """See ``EpochOrder.in_epoch``."""
+        return replace(self, epoch=epoch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order(SeededOrder):
+    """The order of one epoch, a pure function of (seed, epoch, position); see ``permutation.permute``.
+
+    Attributes:
+        shuffle: False leaves the samples in the order of the manifest.
+    """
+
+    shuffle: bool = True
+
     @property
     def name(self) -> str:
         """See ``EpochOrder.name``."""
         return "shuffled" if self.shuffle else "listed"
-
-    def in_epoch(self, epoch: int) -> Self:
-        """See ``EpochOrder.in_epoch``."""
-        return replace(self, epoch=epoch)
 
     def at(self, positions: _Rows) -> _Rows:
         """See ``EpochOrder.at``."""
@@ -303,7 +313,7 @@ _FIRST_MIXED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShuffle:
-    """A shuffle that reads a block of neighbouring samples by one request; see ``BlockOrder``.
+    """A shuffle that reads a block of neighbouring samples with one request; see ``BlockOrder``.
 
     Attributes:
         samples: number of neighbouring samples in a block, which one request reads. Choose it so that a block has 1 to
@@ -340,8 +350,8 @@ class BlockShuffle:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockOrder:
-    """An ``EpochOrder`` that draws blocks of neighbours, and then the samples of some blocks at a time.
+class BlockOrder(SeededOrder):
+    """An ``EpochOrder`` that draws blocks of neighbours, and mixes the samples of some blocks at a time.
 
     The listing is a ring, cut into blocks at another place each epoch, so that a sample has other neighbours. What
     fills no block comes last. Blocks are drawn by the permutation of ``Order``; ``mixed`` of them that follow each
@@ -350,31 +360,15 @@ class BlockOrder:
     not wait for a whole group. The order is part of the format: it never changes between versions.
 
     Attributes:
-        size: samples in the epoch, 0 to 2^62.
-        seed: 0 to 2^63 - 1.
-        epoch: 0 to 2^63 - 1.
         blocks: number of neighbours that stay together, and of blocks that are mixed.
     """
 
-    size: int
-    seed: int
-    epoch: int
     blocks: BlockShuffle
-
-    def __post_init__(self) -> None:
-        check_epoch(self.size, self.seed, self.epoch)
-
-    def __len__(self) -> int:
-        return self.size
 
     @property
     def name(self) -> str:
         """See ``EpochOrder.name``."""
         return f"blocks of {self.blocks.samples}, {self.blocks.mixed} mixed"
-
-    def in_epoch(self, epoch: int) -> Self:
-        """See ``EpochOrder.in_epoch``."""
-        return replace(self, epoch=epoch)
 
     def at(self, positions: _Rows) -> _Rows:
         """See ``EpochOrder.at``."""
@@ -419,7 +413,7 @@ _Weights = npt.NDArray[np.float64]
 
 
 class Weights:
-    """How likely each row is, as running sums: 8 bytes a row, kept once for all epochs. Immutable.
+    """Probabilities of the rows as running sums, 8 bytes per row, shared by all epochs. Immutable.
 
     A row is found by inversion of the sums (Devroye, "Non-Uniform Random Variate Generation", 1986, section III.2):
     log n steps for a draw, where Walker's alias tables (ACM TOMS 3(3), 1977) need one. But tables are built row by
@@ -456,26 +450,14 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighted:
+class Weighted(SeededOrder):
     """An ``EpochOrder`` of independent draws with replacement: a sample comes often, once or never in an epoch.
 
     Attributes:
         weights: weights of the rows.
-        size: number of draws in the epoch.
-        seed: 0 to 2^63 - 1.
-        epoch: 0 to 2^63 - 1.
     """
 
     weights: Weights
-    size: int
-    seed: int
-    epoch: int
-
-    def __post_init__(self) -> None:
-        check_epoch(self.size, self.seed, self.epoch)
-
-    def __len__(self) -> int:
-        return self.size
 
     @property
     def name(self) -> str:
@@ -486,10 +468,6 @@ class Weighted:
         """See ``EpochOrder.at``."""
         check_inside(positions, self.size)
         return self.weights.rows(_words_at(positions, round_keys(self.seed ^ _DRAW, self.epoch)[0]))
-
-    def in_epoch(self, epoch: int) -> Self:
-        """See ``EpochOrder.in_epoch``."""
-        return replace(self, epoch=epoch)
 
 
 def weights_by_class(labels: _Rows, weights: Mapping[int, float]) -> _Weights:
@@ -528,7 +506,7 @@ _PLACE = np.argsort(1 - _BITS, axis=1, kind="stable").astype(np.uint8)
 
 
 class Chosen:
-    """Some rows of a table, ascending. Immutable.
+    """Some rows of a table, in ascending order. Immutable.
 
     Args:
         bits: ``uint8``, a bit a row, the lowest bit of a byte first; bits beyond the last row are 0.
@@ -621,7 +599,7 @@ class Chosen:
 
 
 class RowIndices:
-    """Rows of a table in any order, as they were given. Immutable.
+    """Rows of a table in a given order. Immutable.
 
     Args:
         rows: ``int64[n]``.

@@ -186,7 +186,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resumed:
-    """An ``EpochOrder`` that begins with what a state says was handed out; all else follows as it stood.
+    """An ``EpochOrder`` that begins after the samples that a state says were handed out.
 
     So how far a loader is in it is one number again, from which shards of any ranks go on.
 
@@ -248,7 +248,7 @@ class Resumed:
 
 
 class Progress:
-    """What was handed out of an epoch: all below a position, and some beyond it. Memory grows with the latter alone.
+    """The samples of an epoch that were handed out: all below a position, and some beyond it.
 
     Args:
         position: all below it was handed out or cannot be read.
@@ -294,7 +294,7 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingPlan:
-    """What a rank is about to read.
+    """The samples that a rank is about to read.
 
     Attributes:
         state: the place where it begins.
@@ -355,7 +355,7 @@ class ReadingPlan:
 
 
 def check_agreement(records: Sequence[bytes]) -> None:
-    """Make sure that ranks are about to read parts of the same epoch; each comes to the same answer.
+    """Make sure that all ranks are about to read parts of the same epoch; each rank reaches the same verdict.
 
     Args:
         records: records of all ranks, by rank.

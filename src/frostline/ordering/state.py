@@ -36,7 +36,7 @@ _TEXT = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderState:
-    """A place in an order of samples. It knows of no rank, worker or framework: any number of any goes on from it.
+    """A position in an order of samples, from which any number of ranks and workers can continue, in any framework.
 
     Attributes:
         manifest: digest of the samples (``Dataset.digest``).
@@ -123,7 +123,7 @@ class OrderState:
             own: the place where the loader stands, whatever its epoch and position.
 
         Raises:
-            OrderMismatch: its samples or their order are others.
+            OrderMismatch: The state is of other samples or of another order.
         """
         if self.manifest != own.manifest:
             raise OrderMismatch(
@@ -161,7 +161,7 @@ _Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RecordedOrder:
-    """In which order an epoch's positions were handed out, where that was not one after the other.
+    """The order in which an epoch's positions were handed out, if it was not the planned one.
 
     Attributes:
         state: state that the positions belong to; its own ``position`` is how many were handed out or left out.
@@ -221,7 +221,7 @@ class RecordedOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Replay:
-    """An ``EpochOrder`` that repeats what was recorded, place by place.
+    """An ``EpochOrder`` that repeats a recorded order.
 
     Attributes:
         recorded: the recorded order.

@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from frostline.core import EXACT, FLOAT32, LOSSY, Cut
-from frostline.core.errors import SettingError, suggest_names
+from frostline.core.errors import SettingError
+from frostline.core.hints import suggest_names
 from frostline.profiles import Profile
 
 __all__ = ("ACCURACIES", "Link", "Situation")

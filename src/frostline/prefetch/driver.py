@@ -294,7 +294,7 @@ class Prefetcher:
         """What may be handed out now. Safe from any thread.
 
         Raises:
-            FrostlineError: what the window or ``fetch`` raised.
+            FrostlineError: Error of the window or of ``fetch``.
             ValueError: the prefetcher is closed.
         """
         with self._lock:

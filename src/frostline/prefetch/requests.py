@@ -99,9 +99,9 @@ class Delivery:
 
     Attributes:
         positions: ``int64[len(batch)]``, places in the epoch of the batch's rows, ascending.
-        stop: every asked-for sample at a place below this has now been handed out or skipped; with ``slack=0`` no
+        stop: every asked-for sample at a place below this has now been handed out or skipped; with ``max_reorder=0`` no
             other one has.
-        reach: samples at places below this that need no asking may be handed out too; ``stop`` with ``slack=0``.
+        reach: samples at places below this that need no asking may be handed out too; ``stop`` with ``max_reorder=0``.
         batch: the rows, and the samples skipped among them.
     """
 

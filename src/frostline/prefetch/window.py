@@ -107,7 +107,7 @@ class InFlight:
         """Take rows that an attempt brought; those that another attempt brought before are left.
 
         Returns:
-            How many were left.
+            Number of rows that were new.
 
         Raises:
             Refused: the answer has other rows than were asked for.
@@ -199,8 +199,8 @@ def delay_s(
         jitter: random part of each wait, from 0, for none, to 1.
 
     Raises:
-        NodeUnreachable: it has been failing for ``retry_for_s``, or would be before the node wants to be
-            asked again.
+        NodeUnreachable: The request has failed for ``retry_for_s`` seconds, or the node asks to wait for longer than
+            that.
         StoreUnavailable: the same, where it is the store that does not answer.
     """
     left_s = failing.since + retry_for_s - now
@@ -273,9 +273,9 @@ class WindowStatistics:
 
 
 class Window:
-    """The window: each sample leaves it exactly once, at most ``slack`` places before an earlier one that is missing.
+    """The window: each sample leaves it exactly once, ``max_reorder`` places before a missing one at most.
 
-    With ``slack=0`` rows leave in the order of the requests. What is asked for or has arrived, and is not yet
+    With ``max_reorder=0`` rows leave in the order of the requests. What is asked for or has arrived, and is not yet
     handed out, stays within ``window_bytes``, with what was put into batches that wait (``hold_after``); a request
     larger than that is asked for when nothing else is in the window. With ``ramp`` what is under way starts with the
     samples of two whole requests, in however many, and grows by those of each answer, as TCP's slow start does
@@ -292,7 +292,7 @@ class Window:
     Args:
         requests: requests that the epoch must make, in order; drawn from as room allows. An iterator that has none
             now may have some later.
-        settings: ``slack``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
+        settings: ``max_reorder``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
             hold until ``bound`` gives others.
         jitter: random part of each wait, from 0 to below 1, so that many windows do not ask a node again at once.
         nodes: nodes that the requests name; the ramp begins with two requests for each.
@@ -309,7 +309,7 @@ class Window:
         self._jitter = jitter
         self._source = iter(requests)
         self._settings = settings
-        self._slack = _NO_BOUND if settings.slack is None else settings.slack
+        self._max_reorder = _NO_BOUND if settings.max_reorder is None else settings.max_reorder
         self._hedge_timer = HedgeTimer(settings.hedge_quantile)
         self._next = next(self._source, None)
         self._open: deque[InFlight] = deque()
@@ -441,7 +441,8 @@ class Window:
         """The answer ended. One that ended before its last row counts as failed.
 
         Raises:
-            NodeUnreachable: as ``fail`` does.
+            NodeUnreachable: The request has failed for ``retry_for_s`` seconds, or the node asks to wait for longer
+                than that.
         """
         flight = self._flights.get(ask.number)
         if flight is None:
@@ -462,8 +463,7 @@ class Window:
         """The request broke. What arrived stays; the rest is asked for again later.
 
         Returns:
-            When it is made again; None where nothing was missing any more, another attempt is under way, or this one
-            had been given up.
+            Time of the next attempt; None if no row is missing, another attempt is under way, or this one was given up.
 
         Raises:
             NodeUnreachable: the request's samples have been failing for ``retry_for_s``, or would be before
@@ -492,9 +492,9 @@ class Window:
         for number, entry in enumerate(self._open):
             if entry.request.epoch != self._open[0].request.epoch:  # the fence
                 break
-            if entry.ready and (number == 0 or entry.place(entry.ready[0].stop - 1) - first <= self._slack):
+            if entry.ready and (number == 0 or entry.place(entry.ready[0].stop - 1) - first <= self._max_reorder):
                 return self._hand_out(entry)
-            if not self._slack or entry.place(0) - first > self._slack:
+            if not self._max_reorder or entry.place(0) - first > self._max_reorder:
                 break
         return None
 
@@ -619,7 +619,9 @@ class Window:
         self._rows_handed_out += len(batch)
         self._rows_skipped += len(batch.skipped)
         stop = self._first_place()
-        reach = min(stop + self._slack, self._open[-1].place(-1)) + 1 if self._open and self._slack else stop
+        reach = (
+            min(stop + self._max_reorder, self._open[-1].place(-1)) + 1 if self._open and self._max_reorder else stop
+        )
         return Delivery(positions=flight.positions(arrival), stop=stop, reach=reach, batch=batch)
 
 

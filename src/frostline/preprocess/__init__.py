@@ -1,9 +1,10 @@
 """Preprocessing declared as data, with the same numbers on every side."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from frostline.core.config import check_type
 from frostline.core.errors import SettingError
+from frostline.core.hints import add_hints, hint_for
 from frostline.preprocess.apply import Applied
 from frostline.preprocess.sounds import LACKS_SOUND, has_sound_packages
 from frostline.preprocess.spec import Preprocess
@@ -52,10 +53,17 @@ __all__ = (
     "text",
 )
 
+
+def __getattr__(name: str) -> Any:
+    hint = "" if name[:1] == "_" else hint_for(name, __all__, "preprocess")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+
+
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+@add_hints
 def imagenet(size: int, augment: bool = False, *, value_range: tuple[float, float] | None = None) -> Preprocess:
     """Preprocessing for networks trained on ImageNet, as torchvision does it: resize, centre crop, normalise.
 
@@ -159,8 +167,8 @@ def named_inputs(**parts: Preprocess) -> Preprocess:
             of the argument for its token ids; the second of its ``names`` takes the attention mask.
 
     Raises:
-        SettingError: There are fewer than two parts or more than eight, two have one name, texts have several
-            tokenizers, or a part is none.
+        SettingError: An argument is no preprocessing, there are fewer than two parts or more than eight, two have one
+            name, or texts have several tokenizers.
     """
     for name, part in parts.items():
         check_type(name, part, Preprocess)

@@ -162,7 +162,7 @@ class Applied:
         scaled to be as large as either.
 
         Raises:
-            SettingError: It does not start with them; the message names them.
+            SettingError: The preprocessing does not start with these steps; the message names them.
         """
         declared = declared.orient(is_turned=self.whole.is_turned)
         if declared.steps[0] == self.stored:
@@ -248,7 +248,7 @@ def unpack_record(stored: Stored, record: bytes | memoryview) -> npt.NDArray[np.
     """The pixels of a record: ``uint8[H, W, C]``, or ``float16[C, H, W]`` where no step is left. A view of it.
 
     Raises:
-        SampleError: its length or its check is wrong.
+        SampleError: The record's length or checksum is wrong.
     """
     if len(record) != record_bytes(stored):
         raise SampleError(f"no record of this ready format: it has {len(record)} bytes, not {record_bytes(stored)}")
@@ -724,7 +724,7 @@ def check_readable(encoded: bytes | memoryview) -> None:
     """Decode an image or a sound, or read the header of an array.
 
     Raises:
-        SampleError: it cannot be read.
+        SampleError: The sample cannot be read.
     """
     if is_array(encoded):
         check_array(encoded)

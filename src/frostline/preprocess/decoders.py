@@ -476,8 +476,8 @@ class _Child:
         """Decode samples that go into one message, or the first of them where they take long.
 
         Raises:
-            BrokenPipeError: it had ended before, or somebody stopped it (SIGSTOP).
-            _Ended: it has ended, or must, after so many samples as ``count_done`` says.
+            BrokenPipeError: The child process had ended before it was asked, or somebody stopped it (SIGSTOP).
+            _Ended: The child process ended, or has to be ended, after as many samples as ``count_done`` says.
         """
         first = tasks[0]
         made = range(_PAGE, _PAGE + len(tasks) * first.made_bytes, first.made_bytes)

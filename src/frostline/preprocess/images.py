@@ -142,7 +142,7 @@ def check_array(encoded: bytes | memoryview) -> None:
     """Make sure that an array is one of numbers, and whole.
 
     Raises:
-        SampleError: it holds something else, or is cut off.
+        SampleError: The bytes are no array of numbers, or are cut off.
     """
     shape, _, dtype, start = _header(encoded)
     if dtype.kind not in "biuf":
@@ -154,7 +154,7 @@ def header_of(encoded: bytes | memoryview) -> tuple[tuple[int, ...], np.dtype[An
     """Shape and type of an array, from its first bytes.
 
     Raises:
-        SampleError: its header cannot be read.
+        SampleError: The array's header cannot be read.
     """
     shape, _, dtype, _ = _header(encoded)
     return shape, dtype

@@ -139,7 +139,7 @@ def check_sound(encoded: bytes | memoryview) -> None:
     """Decode a whole sound, some of it at a time.
 
     Raises:
-        SampleError: it is broken or cut off, or the packages for it are not installed.
+        SampleError: The sound is damaged or cut off, or the packages for it are not installed.
     """
     with _opened(encoded) as file:
         count = 0
@@ -152,7 +152,7 @@ def seconds_of(encoded: bytes | memoryview) -> float:
     """Length of a sound in seconds, by its header.
 
     Raises:
-        SampleError: it is broken, or the packages for it are not installed.
+        SampleError: The sound is damaged, or the packages for it are not installed.
     """
     with _opened(encoded) as file:
         frames: int = file.frames

@@ -239,7 +239,7 @@ class Preprocess:
         """The same with the tokenizer that its step names.
 
         Raises:
-            SettingError: it is another one, or samples are images.
+            SettingError: The tokenizer is another one than the step names, or samples are images.
         """
         if self.tokens is None:
             raise SettingError("only texts have a tokenizer")

@@ -114,7 +114,7 @@ class InputPlace:
     Attributes:
         name: argument of the network's ``forward``.
         spec: shape and type of the input, without the batch.
-        start: first 64-bit number that holds it.
+        start: number of the array's 64-bit number at which the input begins.
     """
 
     name: str
@@ -174,7 +174,7 @@ def unframe_parts(record: bytes | memoryview, parts: int) -> list[memoryview]:
     """The parts of a record, as views of it.
 
     Raises:
-        SampleError: it has not as many parts.
+        SampleError: The record has another number of parts.
     """
     view, start = memoryview(record), record_bytes(parts)
     if len(view) < start:

@@ -77,7 +77,7 @@ def checked_content(content: bytes, digest: str) -> None:
     """Make sure that a tokenizer is the one that a preprocessing names.
 
     Raises:
-        SettingError: it is another one.
+        SettingError: The tokenizer is another one.
     """
     if content_digest(content) != digest:
         raise SettingError("the tokenizer is not the one that the preprocessing names: its SHA-256 is another")
@@ -113,7 +113,7 @@ def tokens_into(tokenizer: bytes, encoded: bytes | memoryview, out: npt.NDArray[
         out: ``int64[2, max_length]``; row 0 takes token ids, row 1 the attention mask.
 
     Raises:
-        SampleError: it is no UTF-8, or too long.
+        SampleError: The text is not UTF-8, or is too long.
     """
     assert tokenizer, "a text is tokenized with a tokenizer"
     if len(encoded) > _MAX_TEXT_BYTES:
@@ -132,7 +132,7 @@ def opened_tokenizer(content: bytes) -> Any:
     """A tokenizer of its JSON, made once.
 
     Raises:
-        SettingError: it is none, or the ``tokenizers`` package is not installed.
+        SettingError: The JSON is no tokenizer, or the ``tokenizers`` package is not installed.
     """
     return _parsed(content)
 
@@ -160,7 +160,10 @@ def _file(path: Path) -> bytes:
             raise SettingError(f"tokenizer: {path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB")
         return path.read_bytes()
     except OSError as error:
-        raise SettingError(f"tokenizer: {path} cannot be read: {error.strerror}") from error
+        raise SettingError(
+            f"tokenizer: {path} cannot be read: {error.strerror}; give the path of a tokenizer.json, or a tokenizer, "
+            "as of transformers.AutoTokenizer.from_pretrained(name)"
+        ) from error
 
 
 def _parsed(content: bytes) -> Any:

@@ -94,7 +94,7 @@ def declare(transform: Transform) -> Declared:
     resizes it differs from that by rounding.
 
     Raises:
-        SettingError: it is nothing that takes an image.
+        SettingError: The argument is nothing that takes an image.
     """
     if isinstance(transform, Preprocess):
         return Declared(preprocess=transform, form=Form.NORMALISED)
@@ -374,7 +374,7 @@ def processor_from_json(says: Mapping[str, Any]) -> Processor:
     """The steps of an image processor of transformers, as its ``to_dict`` and ``preprocessor_config.json`` have it.
 
     Raises:
-        LookupError, TypeError, ValueError, SettingError: it says nothing that steps can say.
+        LookupError, TypeError, ValueError, SettingError: The processor does something that no step can do.
     """
     kernel = int(says.get("resample", 2))
     otherwise = []

@@ -89,8 +89,8 @@ def start(cpus: int, object_bytes: int) -> str:
         object_bytes: memory for objects that tasks hand to each other.
 
     Raises:
-        SettingError: Somebody else owns the folder of its files.
-        NodeUnreachable: It did not start; the message holds the end of what it said.
+        SettingError: Another user owns the folder of Ray's files.
+        NodeUnreachable: Ray did not start; the message holds the end of its output.
     """
     at = folder()
     make_private_folder(at)
@@ -265,7 +265,7 @@ class Cluster:
 
         Raises:
             SettingError: A node cannot start with these settings.
-            NodeUnreachable: They are not ready in time.
+            NodeUnreachable: The nodes are not ready in time.
         """
         self._replace_supervisor(settings)
         return self._settled(timeout_s)
@@ -279,7 +279,7 @@ class Cluster:
 
         Raises:
             SettingError: The number makes no sense.
-            NodeUnreachable: There are no nodes to begin with, or they are not ready in time.
+            NodeUnreachable: No node is running, or the nodes are not ready in time.
         """
         settings: ClusterSettings = self._asked("settings")
         return self.bring_up(replace(settings, min_nodes=nodes, max_nodes=nodes), timeout_s)
@@ -288,7 +288,7 @@ class Cluster:
         """How the nodes are.
 
         Raises:
-            NodeUnreachable: There are none.
+            NodeUnreachable: No node is running.
         """
         found: ClusterState = self._asked("state")
         return found
@@ -352,7 +352,7 @@ def end_own_ray(address: str | None) -> bool:
         address: the address as ``--address`` says it.
 
     Returns:
-        Whether it was ended.
+        True if Ray was ended.
     """
     own = running_address()
     if own is None or _address_of_ray(address) != own:

@@ -170,7 +170,7 @@ class FolderStore:
         """Be the only writer that asks to be, and remove what killed ones had begun to write in these folders.
 
         Raises:
-            DataError: another process is at it.
+            DataError: Another process is writing there.
             AccessDenied: the folder takes no writes.
         """
         lock = self._path / ".frostline" / "lock"
@@ -190,7 +190,7 @@ class FolderStore:
 
         Raises:
             BadRequest: the name leaves the root or cannot be a name.
-            ObjectNotFound: no such object.
+            ObjectNotFound: There is no such object.
             AccessDenied: the folder belongs to another user.
         """
         with _translated(object):
@@ -232,7 +232,12 @@ class FolderStore:
         if self._path.is_file():
             raise DataNotFound(_no_folder(self._path))
         if not self._path.is_dir():
-            raise DataNotFound(f"there is no folder {self._path}")
+            hint = (
+                ": name a folder without wildcards, and all that lies below it is read"
+                if "*" in str(self._path)
+                else ""
+            )
+            raise DataNotFound(f"there is no folder {self._path}{hint}")
 
 
 def _no_folder(path: Path) -> str:
@@ -532,7 +537,7 @@ class SingleFile(FolderStore):
         """Refuse, so that nothing is put beside a file that was named alone.
 
         Raises:
-            AccessDenied: always.
+            AccessDenied: Every call raises it.
         """
         raise _refused(self.url)
 
@@ -621,7 +626,7 @@ class FileOrFolder:
         """See ``Writable.write``.
 
         Raises:
-            AccessDenied: it is an object, beside which nothing is put.
+            AccessDenied: The folder's place is taken by an object.
         """
         if self._found() is not None:
             raise _refused(self.url)

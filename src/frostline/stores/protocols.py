@@ -96,7 +96,7 @@ class Readable(Protocol):
 
         Raises:
             BadRequest: the name leaves the root or cannot be a name.
-            ObjectNotFound: no such object, or it ends before these bytes do.
+            ObjectNotFound: There is no such object, or it is shorter than that.
             AccessDenied: the store refused.
             StoreUnavailable: asking again may help.
         """
@@ -219,7 +219,7 @@ class Writable(Protocol):
         Raises:
             BadRequest: the name leaves the root or cannot be a name.
             AccessDenied: the store is read-only.
-            OutOfSpace: it is full; nothing half-written is left behind.
+            OutOfSpace: The store is full; nothing half-written is left behind.
         """
 
 
@@ -470,7 +470,7 @@ class Driver:
             url: URL of the store.
 
         Raises:
-            StoreError: this process was forked from one that has used it.
+            StoreError: The driver was used before this process was forked.
         """
         if self._process is None:
             self._process = os.getpid()

@@ -212,7 +212,7 @@ def neighbours(places: Sequence[Place], *, max_gap_bytes: int, max_bytes: int) -
         max_bytes: maximum bytes of one request, unless a place is larger by itself.
 
     Returns:
-        What is read, in the order in which the first place of each stands.
+        Reads, ordered by the first place in each.
     """
     asked: defaultdict[str, dict[Range, int]] = defaultdict(dict)
     for row, place in enumerate(places):

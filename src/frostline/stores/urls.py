@@ -246,8 +246,8 @@ def parse_cql(text: str) -> CqlLocation:
     """Take what follows ``cql://`` apart.
 
     Raises:
-        SettingError: it makes no sense. The sentence repeats neither a user nor the value of an option: somebody may
-            have put a secret there.
+        SettingError: The URL makes no sense. The sentence repeats neither a user nor the value of an option, which may
+            be a secret.
     """
     address, has_options, query = text.partition("?")
     authority, _, path = address.partition("/")
@@ -396,7 +396,7 @@ def check_name(name: str) -> str:
     """An object's name, if it stays within the root.
 
     Raises:
-        BadRequest: it is empty, absolute, climbs out with ``..``, or cannot be written in UTF-8.
+        BadRequest: The name is empty, absolute, leaves the root with ``..``, or cannot be written in UTF-8.
     """
     if "\0" in name or any(part in ("", ".", "..") for part in name.split("/")):
         raise BadRequest(f"the object name {name!a} does not stay within the data")

@@ -189,7 +189,7 @@ def path_of_redirect(url: str, root: Root, path: str, location: str) -> str:
         location: location that the server names.
 
     Raises:
-        StoreError: It leads to another scheme, host, port, or out of the root's path.
+        StoreError: The redirect leads to another scheme, host or port, or out of the root's path.
     """
     try:
         found = urlsplit(urljoin(f"{root.scheme}://{root.place}{path}", location))
@@ -355,7 +355,7 @@ class WebStore:
         """Refuse.
 
         Raises:
-            AccessDenied: Always: a web server is read alone.
+            AccessDenied: Every call raises it: a web server is only read.
         """
         raise AccessDenied(f"{self._url} is read alone: it takes no writes")
 
@@ -363,7 +363,7 @@ class WebStore:
         """Refuse: nothing is pruned where nothing is removed.
 
         Raises:
-            AccessDenied: Always.
+            AccessDenied: Every call raises it: a web server is only read.
         """
         raise AccessDenied(f"{self._url} is read alone: nothing there is removed")
 
@@ -371,7 +371,7 @@ class WebStore:
         """Refuse.
 
         Raises:
-            AccessDenied: Always: a web server is read alone.
+            AccessDenied: Every call raises it: a web server is only read.
         """
         raise AccessDenied(f"{self._url} is read alone: nothing there is removed")
 
@@ -445,7 +445,7 @@ class _Entries:
         """The next bytes.
 
         Raises:
-            ValueError: No entry has ended for too many.
+            ValueError: A single entry of the listing is longer than allowed.
         """
         found = self._response.read(nbytes)
         self._bytes += len(found)

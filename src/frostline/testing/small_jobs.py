@@ -44,13 +44,13 @@ TARGETS: dict[str, list[Any]] = {
 """Declared targets of each sample: a number, a vector, and lists of any length."""
 
 
-def small_job(folder: Path, *, unreadable: int = 0, slack: int | None = 0) -> Job:
+def small_job(folder: Path, *, unreadable: int = 0, max_reorder: int | None = 0) -> Job:
     """A job without a model over ``SAMPLES`` small images of two classes.
 
     Args:
         folder: folder that is filled.
         unreadable: number of them that are no images.
-        slack: places that a sample may come early; None for any number.
+        max_reorder: places that a sample may come early; None for any number.
     """
     draw = np.random.default_rng(0)
     for number in range(SAMPLES):
@@ -60,16 +60,16 @@ def small_job(folder: Path, *, unreadable: int = 0, slack: int | None = 0) -> Jo
             path.write_bytes(b"no image")
         else:
             Image.fromarray(draw.integers(0, 255, (_PIXELS, _PIXELS, 3), np.uint8)).save(path)
-    return job_of(folder, slack)
+    return job_of(folder, max_reorder)
 
 
-def job_of(folder: Path, slack: int | None = 0) -> Job:
+def job_of(folder: Path, max_reorder: int | None = 0) -> Job:
     """A job without a model over a folder of images, with a node in this process."""
     return offload(
         None,
         Dataset(folder),
         preprocess=imagenet(_PIXELS),
-        settings=LoaderSettings(samples_per_request=3, requests_in_flight=2, cache_bytes=0, slack=slack),
+        settings=LoaderSettings(samples_per_request=3, requests_in_flight=2, cache_bytes=0, max_reorder=max_reorder),
         node=NodeSettings(memory_bytes=1 << 28, device_batch=8),
     )
 
@@ -78,7 +78,7 @@ def targets_job(folder: Path) -> Job:
     """The same with declared targets, whose values are those of ``TARGETS`` by the samples' rows."""
     small_job(folder).close()
     data = Dataset(folder, targets=[*TARGETS]).with_columns(TARGETS)
-    return offload(None, data, preprocess=imagenet(_PIXELS), settings=LoaderSettings(cache_bytes=0, slack=0))
+    return offload(None, data, preprocess=imagenet(_PIXELS), settings=LoaderSettings(cache_bytes=0, max_reorder=0))
 
 
 def reference(job: Job, *, seed: int = 0, epoch: int = 0) -> list[list[int]]:

@@ -327,7 +327,7 @@ class Extracted:
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         skipped: samples that could not be read; they have no row.
         nonfinite: rows with Inf or NaN, whichever process computed them.
-        first_nonfinite: first of them, in words; empty where there is none.
+        first_nonfinite: the first row with Inf or NaN, in words; empty if there is none.
     """
 
     out: str
@@ -368,7 +368,7 @@ def extract(
         began_at: the time since when ``seconds`` counts, as ``time.perf_counter`` does; now by default.
 
     Raises:
-        UserError: what the user can put right, a full disk among it.
+        UserError: The user can mend what is wrong: data, network, node, settings or a full disk.
         Unavailable: every node stayed away for longer than the loader's ``retry_for_s``.
     """
     began_at = time.perf_counter() if began_at is None else began_at
@@ -516,7 +516,7 @@ class _Work:
         if skipped > allowed:
             raise TooManySkipped(
                 f"{skipped} of {len(self._setup.data)} samples cannot be read, and at most {allowed} may be left out: "
-                "see which, or allow more with --skip-allowance"
+                "see which, or allow more with --max-skipped-fraction"
             )
 
     def _pieces(self, missing: Sequence[int], observe: Observer) -> Iterator["_Piece"]:

@@ -39,7 +39,7 @@ def _check_lance() -> None:
     """Do nothing if the package is there. It is not imported yet, since it warns of every fork from then on.
 
     Raises:
-        SettingError: it is missing.
+        SettingError: The package is missing.
     """
     if find_spec("lance") is None:
         raise SettingError(

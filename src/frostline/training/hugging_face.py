@@ -215,7 +215,7 @@ def tokenizer_named(name: str, observe: Observer) -> TextTokenizer:
 
     Raises:
         UnknownModel: A name behind ``hf:`` is neither a folder nor an owner with a name.
-        WeightsMissing: There is none, or it cannot be fetched.
+        WeightsMissing: The tokenizer does not exist, or cannot be fetched.
     """
     return tokenizer_in(name, _folder(name, observe)) if name.startswith("hf:") else Path(name)
 
@@ -230,7 +230,7 @@ def _check_pair(name: str, config: Any, parts: Mapping[str, str]) -> None:
     """Do nothing if a network embeds an image and a text, and these are what it is given.
 
     Raises:
-        ModelError: It does not.
+        ModelError: The network embeds no such pair.
         SettingError: Other inputs are named.
     """
     kinds = import_package("transformers.models.auto.modeling_auto", "transformers")

@@ -154,7 +154,9 @@ def _train(orders: _Orders, stop: threading.Event) -> None:
 
 def _settings(memory_bytes: int, views: int) -> LoaderSettings:
     """Features and requests may take a part of the memory; the head takes the rest."""
-    return LoaderSettings(window_bytes=max(_MIB, memory_bytes // 16), cache_bytes=memory_bytes // 4, views=views)
+    return LoaderSettings(
+        window_bytes=max(_MIB, memory_bytes // 16), cache_bytes=memory_bytes // 4, cached_augmentations=views
+    )
 
 
 def _telling(stop: threading.Event) -> Callable[[Event], None]:

@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, suggest_names
+from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMismatch
 from frostline.core.events import Event, Observer, WeightsLoaded
 from frostline.core.files import require_regular
+from frostline.core.hints import suggest_names
 from frostline.models.freezing import classifier_of, used_parameters
 from frostline.models.modules import AnyInputs
 from frostline.preprocess import (
@@ -82,11 +83,11 @@ def load_model(
         observe: observer that is told when weights are fetched, and where they came from.
 
     Raises:
-        UnknownModel: No such name; the message has the nearest ones.
-        WeightsMissing: There are no pretrained weights, or they are not here and cannot be fetched.
+        UnknownModel: There is no network of that name; the message has the nearest ones.
+        WeightsMissing: The network has no pretrained weights, or they are not here and cannot be fetched.
         WeightsMismatch: The file does not fit the network.
         ModelError: The network cannot be built, or has no linear classifier.
-        SettingError: What is asked for images is for texts, or the other way round; or the tokenizer cannot be used.
+        SettingError: A network for texts is asked for images, or the other way round; or the tokenizer cannot be used.
     """
     observe = observe or _ignore
     if not name.partition(":")[2]:

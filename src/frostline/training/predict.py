@@ -42,7 +42,8 @@ class Predictions:
         samples: number of samples with a prediction.
         skipped: number of samples that could not be read.
         nonfinite: number of samples for which the frozen layers gave Inf or NaN.
-        first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
+        first_nonfinite: the first row with Inf or NaN, in words: its sample, cut, dtype and engine; empty if there is
+            none.
         counts: number of samples of each class or label, the most frequent first; empty for numbers.
         seconds: whole time.
         setup_s: seconds of it until the first sample was asked for.
@@ -90,7 +91,7 @@ def predict(
         began_at: the time since when seconds count, as ``time.perf_counter`` does; now by default.
 
     Raises:
-        UserError: what the user can put right.
+        UserError: The user can mend what is wrong: the run's folder, data, node or settings.
     """
     began_at = time.perf_counter() if began_at is None else began_at
     config = RunConfig.read(run)
@@ -144,7 +145,7 @@ def next_rows(ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64], begin: 
     Args:
         ids: ids of the whole table, of which only a range is looked at.
         wanted: one id at least, in that order; between two of them others may be left out.
-        begin: first row at which they may stand.
+        begin: the first row at which one of them may stand.
     """
     width = len(wanted)
     while True:

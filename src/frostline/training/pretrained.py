@@ -20,8 +20,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMissing, suggest_names
+from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMissing
 from frostline.core.events import Observer, PhaseStarted
+from frostline.core.hints import suggest_names
 from frostline.core.units import in_bytes
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet, text
 from frostline.preprocess.tokens import TextTokenizer
@@ -110,7 +111,7 @@ def import_package(module: str, package: str) -> Any:
     """Import a module of a package that Frostline can do without.
 
     Raises:
-        ModelError: It cannot be imported; the message names the package.
+        ModelError: The package cannot be imported; the message names it.
     """
     try:
         return importlib.import_module(module)
@@ -269,7 +270,7 @@ def processor_of(file: Path) -> Processor:
     """Read the file of an image processor.
 
     Raises:
-        ModelError: It is none, or says nothing that steps can say.
+        ModelError: The file is no image processor, or does something that no step can do.
     """
     try:
         says = json.loads(file.read_text())
@@ -315,7 +316,7 @@ def tokenizer_in(name: str, folder: Path) -> TextTokenizer:
 
     Raises:
         WeightsMissing: The folder holds none.
-        ModelError: It cannot be read.
+        ModelError: The tokenizer cannot be read.
     """
     if not any((folder / file).is_file() for file in (_JSON, *_VOCABULARIES)):
         raise WeightsMissing(

@@ -22,8 +22,9 @@ from frostline.core import Cut
 from frostline.core.errors import FrostlineError, ModelError, SettingError, Unavailable
 from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWarning, SplitsChosen
 from frostline.datasets import Dataset
-from frostline.datasets.dataset import few_of_a_class, split_in_two
+from frostline.datasets.dataset import split_in_two
 from frostline.datasets.formats.labels import scoring_splits, training_split
+from frostline.datasets.selection import few_of_a_class
 from frostline.jobs import Job
 from frostline.jobs.statistics import JobStatistics
 from frostline.loaders import Batch, Loader
@@ -94,7 +95,7 @@ class Stages:
         observe: observer that is told when the frost line moves.
 
     Raises:
-        SettingError: nothing would be frozen in the end, or a layer has an adapter.
+        SettingError: No layer would be frozen in the end, or a layer to unfreeze has an adapter.
         UnknownLayer: the network has no such layer.
     """
 
@@ -338,7 +339,7 @@ def train(
         resumes: go on with the run in ``settings.out`` from its last checkpoint, instead of beginning one there.
 
     Raises:
-        UserError: what the user can put right.
+        UserError: The user can mend what is wrong: data, network, node or settings.
         NodeUnreachable: the node stayed away for longer than the loader's ``retry_for_s``.
     """
     began_at = time.perf_counter() if began_at is None else began_at
@@ -459,7 +460,7 @@ class _Run:
         """Begin in the run's folder, or go on with what an earlier process kept there; nothing where there is none.
 
         Raises:
-            SettingError: there is no run in it, or that run began with other data or another network.
+            SettingError: The folder has no run, or that run began with other data or another network.
             OutOfSpace: the disk is full.
         """
         folder, checkpoints = self._settings.out, self._checkpoints

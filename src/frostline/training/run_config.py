@@ -51,7 +51,7 @@ def make_folder(path: Path) -> None:
     """Make a folder and those above it for their user alone, where they are missing, and see that it takes files.
 
     Raises:
-        SettingError: it cannot be made there, or a file is in its place.
+        SettingError: The folder cannot be made there, or a file is in its place.
         OutOfSpace: the disk is full.
     """
     with write_errors(path):
@@ -168,7 +168,7 @@ def require_ended(folder: Path) -> None:
     """Do nothing unless a run was cut off in a folder: it has a checkpoint that no report came after.
 
     Raises:
-        SettingError: it has one, which a new run would remove.
+        SettingError: The folder has a checkpoint, which a new run would remove.
     """
     report = folder / REPORT
     ended = report.stat().st_mtime_ns if report.is_file() else 0
@@ -180,7 +180,7 @@ def require_ended(folder: Path) -> None:
 
 
 _FILE = "frostline.json"
-_FORMAT = 1
+_FORMAT = 2
 # More than a config of as many classes as there may be.
 _MAX_BYTES = 64 << 20
 # More than any data set has classes, and few enough for memory.
@@ -222,7 +222,7 @@ class RunConfig:
         """The config of the run in a folder.
 
         Raises:
-            SettingError: there is none, it is damaged, or another version of Frostline wrote it.
+            SettingError: The folder has no config, or one that is damaged or of another version.
         """
         path = folder / _FILE
         try:

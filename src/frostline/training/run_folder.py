@@ -107,8 +107,8 @@ class CheckpointFolder:
                 as many, and 256 MiB.
 
         Raises:
-            SettingError: none of them is whole, another version of Frostline wrote one, one is larger than any of this
-                network, or the system does not let it be read, or set aside; all stay as they are.
+            SettingError: No checkpoint is whole, another version of Frostline wrote one, one is larger than any of this
+                network, or the system does not let it be read or set aside; all stay as they are.
         """
         damaged: dict[Path, str] = {}
         max_bytes = _TIMES * network_bytes + _BESIDE_BYTES
@@ -192,7 +192,7 @@ def _read(path: Path, max_bytes: int) -> Checkpoint:
 
     Raises:
         SafetensorError: the file is cut off, or holds something else.
-        SettingError: another version wrote it, or the system does not let it be read.
+        SettingError: The checkpoint is of another version, or the system does not let it be read.
     """
     try:
         body = read_regular(path, max_bytes)

@@ -154,7 +154,7 @@ class JobSettings:
         if self.max_length is not None and self.max_length < 1:
             raise SettingError(f"max_length must be at least 1, not {self.max_length}")
         if not self.relist and self.changed == "rebuild":
-            raise SettingError("--changed rebuild lists the data, and --no-list does not: leave one of them out")
+            raise SettingError("--changed rebuild lists the data, and --no-relist does not: leave one of them out")
         self._check_loss()
         if self.lora is not None:
             LowRank.parse(self.lora)  # which refuses what makes no sense
@@ -441,7 +441,7 @@ def describe_parts(data: Dataset, names: Sequence[str], said: str | None, *, loo
         looks: read the first sample; False where the network's library knows what it takes.
 
     Raises:
-        SettingError: it says something of another input, or makes no sense.
+        SettingError: The text names an unknown input, or makes no sense.
         StoreError: the store failed.
     """
     asked = by_input(said, "--samples")

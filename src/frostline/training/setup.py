@@ -59,7 +59,7 @@ def set_up(
         epochs: number of epochs that the plan reckons with.
 
     Raises:
-        UserError: what the user can put right.
+        UserError: The user can mend what is wrong: data, network, node or settings.
         Refused: the node will not do it.
         Unavailable: there is no node at ``near``.
     """

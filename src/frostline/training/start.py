@@ -65,7 +65,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
         min_classes: minimum number of classes that the data must have; with 0 samples need no labels.
 
     Raises:
-        UserError: what the user can put right.
+        UserError: The user can mend what is wrong: data, node or settings.
     """
     with _torch_comes() if settings.listed_by else nullcontext():
         whole, data = _listed(settings, observe, min_classes)
@@ -136,7 +136,7 @@ def samples_of(data: Dataset, settings: JobSettings) -> str:
     """What the samples of a job are: what was said, else what the data looks like where no network takes texts.
 
     Raises:
-        SettingError: what was said makes no sense, or nobody here can tell.
+        SettingError: The option makes no sense, or the kind of the samples cannot be told here.
     """
     parts = part_names(data.source.format)
     if parts:
@@ -206,7 +206,7 @@ def chosen_samples(whole: Dataset, settings: JobSettings, split: str | None) -> 
 
     Raises:
         SettingError: there is no such split, or the selection makes no sense.
-        EmptyDataset: no sample is left.
+        EmptyDataset: The split or the selection has no sample.
     """
     data = whole if split is None else whole[split]
     data = data if settings.where is None else data.select(settings.where)

@@ -116,7 +116,7 @@ def verify(
         began_at: the time since when seconds count, as ``time.perf_counter`` does; now by default.
 
     Raises:
-        UserError: what the user can put right: there is no record, or it is of another version.
+        UserError: The user can mend what is wrong: the run has no record, or one of another version.
         NodeUnreachable: the node stayed away.
     """
     began_at = time.perf_counter() if began_at is None else began_at

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import EXACT, FLOAT32, LOSSY
-from frostline.core.errors import SettingError, suggest_names
+from frostline.core.errors import SettingError
+from frostline.core.hints import suggest_names
 from frostline.core.nouns import array_dtype
 
 __all__ = (
@@ -340,7 +341,7 @@ class Codec:
         """The codec of that name.
 
         Raises:
-            SettingError: There is none; the message has the nearest ones.
+            SettingError: No codec has that name; the message has the nearest ones.
         """
         try:
             return _BY_NAME[name]

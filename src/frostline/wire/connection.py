@@ -545,7 +545,7 @@ class Exchange:
         """Send a request and return the status of its answer.
 
         Raises:
-            NodeUnreachable: No connection, or no answer.
+            NodeUnreachable: There is no connection, or no answer.
         """
         with self._translated():
             used = self._connections.take() if message.may_repeat else None
@@ -566,7 +566,7 @@ class Exchange:
         """Make sure that the answer is of a kind.
 
         Raises:
-            FrostlineError: It is of another, such as that of another service at a node's address.
+            FrostlineError: The answer is of another kind, such as that of another service at a node's address.
         """
         said = self._answer.getheader("Content-Type", media_type).partition(";")[0].strip()
         if said != media_type:
@@ -611,7 +611,7 @@ class Exchange:
 
         Raises:
             NodeUnreachable: The answer broke off.
-            AnswerDamaged: It is not what was sent, by the checksum that may stand in its head.
+            AnswerDamaged: The bytes differ from those that were sent, by the checksum in the answer's head.
         """
         answer = self._answer
         with self._translated():
@@ -728,7 +728,7 @@ def time_limit(seconds: float, end: Callable[[], None], url: str) -> Iterator[No
         url: address of the other side, for the sentence.
 
     Raises:
-        NodeUnreachable: It took longer.
+        NodeUnreachable: The exchange took longer.
     """
     is_late = threading.Event()
 

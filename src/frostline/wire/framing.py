@@ -84,7 +84,7 @@ def contents_of(found: Any, max_bytes: int) -> dict[str, Any]:
         max_bytes: maximum bytes that its tensors may take once they are unpacked.
 
     Raises:
-        KeyError, TypeError, ValueError: It is not what a node sends.
+        KeyError, TypeError, ValueError: The columns are not those that a node sends.
     """
     found.validate(full=True)
     ids = _values(found.column("id")).astype(np.int64, casting="equiv", copy=False)
@@ -338,7 +338,7 @@ def decode(source: ByteSource, *, max_bytes: int = _MAX_BYTES) -> Iterator[Featu
 
     Raises:
         NodeUnreachable: The answer broke off.
-        AnswerDamaged: It makes no sense, or is not what was sent by its checksum.
+        AnswerDamaged: The answer makes no sense, or differs from its checksum.
         FrostlineError: The error that the node sent as its end.
     """
     watched = _Watched(source, max_bytes)

@@ -121,8 +121,8 @@ def check_protocol(said: str) -> None:
     """Check the protocol that a request names; one that names none is of the greatest.
 
     Raises:
-        BadRequest: It is no number.
-        Refused: This side does not speak it.
+        BadRequest: The protocol is no number.
+        Refused: This side does not speak the protocol.
     """
     if not said:
         return
@@ -234,7 +234,7 @@ class FeatureRequest:
         """The request itself, if its fields make sense together.
 
         Raises:
-            BadRequest: they do not; the message names one.
+            BadRequest: Two fields contradict each other; the message names one.
         """
         if self.cut == 0 and self.codec != EXACT:
             raise BadRequest(f"codec must be {EXACT} at cut 0, which ships samples as they are stored")
@@ -464,7 +464,7 @@ def fields_of_patch(value: object, known: Iterable[str]) -> Patch:
         known: names of the fields that may be set.
 
     Raises:
-        BadRequest: It is no object of such fields, or a value is neither null, a bounded number nor a short text.
+        BadRequest: The body is no object of such fields, or a value is neither null, a bounded number nor a short text.
     """
     names = tuple(known)
     if not isinstance(value, dict) or not value:

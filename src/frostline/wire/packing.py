@@ -319,7 +319,7 @@ def unpack(batch: FeatureBatch) -> FeatureBatch:
     The arrays are new ones, but for tensors that no codec changed: those view what was received.
 
     Raises:
-        FrostlineError: What was sent is not what it says.
+        FrostlineError: The packed bytes do not fit their description.
     """
     if not batch.packed:
         return batch

@@ -119,7 +119,7 @@ def pieces_from_json(listed: bytes | bytearray, length: int) -> tuple[Piece, ...
         length: bytes of the whole file, in which the pieces follow each other behind the length of its header.
 
     Raises:
-        BadRequest: it is no such list.
+        BadRequest: The JSON is no such list.
     """
     found, done = [], PREAMBLE_BYTES
     for item in _bounded_list(listed):
@@ -137,7 +137,7 @@ def names_from_json(listed: bytes | bytearray) -> tuple[str, ...]:
     """The names of pieces that a client asks about.
 
     Raises:
-        BadRequest: it is no list of such names.
+        BadRequest: The JSON is no list of such names.
     """
     return tuple(map(_name, _bounded_list(listed)))
 

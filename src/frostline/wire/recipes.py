@@ -82,7 +82,7 @@ _SCORED = "training ends when the loss of the held-out samples falls no more"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """How many passes a training makes.
+    """The number of passes that a training makes.
 
     Attributes:
         maximum: passes over the training samples.

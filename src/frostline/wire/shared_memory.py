@@ -271,7 +271,7 @@ def read_block(says: dict[str, Any], memory: memoryview) -> FeatureBatch:
     """The rows of a block as a batch whose arrays view it.
 
     Raises:
-        KeyError, TypeError, ValueError: It is not laid out as it says, or has another checksum.
+        KeyError, TypeError, ValueError: The block is not laid out as its description says, or its checksum is wrong.
     """
     ids = _column(says["ids"], memory)
     if ids.dtype != np.int64 or ids.ndim != 1:

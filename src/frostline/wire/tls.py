@@ -134,7 +134,7 @@ def _load_certificate(context: ssl.SSLContext, cert: str, key: str | None) -> No
     """Load a certificate and its key, for which nobody is asked a password.
 
     Raises:
-        SettingError: They make no sense, or every user of this machine may read the key.
+        SettingError: The certificate and its key do not fit each other, or every user of this machine may read the key.
     """
     holder = Path(key or cert)
     try:

@@ -82,7 +82,7 @@ def test_a_capacity_that_shrinks_is_given_to_nobody_before_stages_hold_less():
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.floats(1, 2000)), max_size=12))
-def test_what_is_in_force_never_exceeds_the_greatest_capacity_that_anybody_may_still_hold(steps):
+def test_what_is_granted_never_exceeds_the_greatest_capacity_in_force(steps):
     """All within one lease: what a silent stage holds after that is given to others."""
     state, there, now_s = plane(), {}, 0.0
     allowed = 1000.0
@@ -149,7 +149,7 @@ def test_changes_are_the_same_after_being_written_and_go_before_the_file():
     assert again.settings.capacity.requests == 8
 
 
-def test_changes_that_no_longer_fit_the_file_are_refused_and_those_of_gone_tenants_have_no_effect():
+def test_changes_that_no_longer_fit_the_file_are_refused():
     state = plane()
     state.change_tenant("ann", "bob", {"weight": 4}, 0.0)
     alone = ControlSettings(capacity=FILE.capacity, tenants=TENANTS[:1])

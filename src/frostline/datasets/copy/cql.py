@@ -58,7 +58,7 @@ def put_into_table(
     *,
     shorter_side: int | None = None,
     workers: int = 16,
-    skip_allowance: float = 0.01,
+    max_skipped_fraction: float = 0.01,
     verify: bool = False,
     observe: Observer,
     runner: PartRunner = make_in_process,
@@ -78,7 +78,7 @@ def put_into_table(
         shorter_side: pixels to which images and masks are scaled down and encoded again; None leaves their bytes as
             they are.
         workers: samples read, and scaled, at once.
-        skip_allowance: share of the samples that may be unreadable.
+        max_skipped_fraction: share of the samples that may be unreadable.
         verify: read the data and the masks of rows that are there already too, and put those again whose SHA-256 is
             not that of their seal.
         observe: observer that is told what happens.
@@ -113,7 +113,7 @@ def put_into_table(
     kept = {name: called for name, called in free.items() if called not in lacking}
     plan = _TablePlan(source=source, table=store, columns=kept, side=shorter_side, workers=workers, verify=verify)
     ranges = (range(start, min(start + _ROWS_A_PART, len(source))) for start in range(0, len(source), _ROWS_A_PART))
-    tally = PartTally(len(source), math.ceil(skip_allowance * len(source)), observe)
+    tally = PartTally(len(source), math.ceil(max_skipped_fraction * len(source)), observe)
     parts: list[_PartPut]
     parts, _ = whole_parts(runner, plan, itertools.starmap(CopyPart, enumerate(ranges)), tally)
     return CopyResult(

@@ -177,7 +177,7 @@ class PartTally:
             lost = skipped[-1]
             raise TooManySkipped(
                 f"{self._skipped} of {self._samples} samples cannot be read, and at most {self._max_skipped} may be "
-                f"left out: {lost.object} is the last ({lost.reason}); allow more with --skip-allowance"
+                f"left out: {lost.object} is the last ({lost.reason}); allow more with --max-skipped-fraction"
             )
         self._observe(ProgressMade(done=self._done, total=self._samples))
 

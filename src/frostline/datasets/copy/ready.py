@@ -202,7 +202,7 @@ def ingest(
     *,
     object_bytes: int = OBJECT_BYTES,
     workers: int = _THREADS,
-    skip_allowance: float = 0.01,
+    max_skipped_fraction: float = 0.01,
     verify: bool = False,
     observe: Observer,
     runner: PartRunner = make_in_process,
@@ -223,7 +223,7 @@ def ingest(
         applied: preprocessing to apply to each image.
         object_bytes: size of one object in bytes.
         workers: images read and decoded at once.
-        skip_allowance: share of the images that may be unreadable.
+        max_skipped_fraction: share of the images that may be unreadable.
         verify: read the objects that are there already, and make those again whose SHA-256 is another one.
         observe: observer that is told what happens.
         runner: runner that makes the missing objects.
@@ -233,7 +233,7 @@ def ingest(
             destination.
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more images were unreadable than allowed.
-        DataError: none of them can be read, an object came back otherwise than it was written, or another process is
+        DataError: No sample can be read, an object's bytes differ from those that were written, or another process is
             making a format at the same place.
         OutOfSpace: the destination is full; run it again when there is room.
         StoreError: a store failed; run it again.
@@ -258,7 +258,7 @@ def ingest(
     with ExitStack() as stack:
         store = _destination(destination, stack)
         plan = ReadyPlan(source=source, rest=rest, store=store, layout=layout, workers=workers)
-        return _ingest(plan, metadata, runner, math.ceil(skip_allowance * len(source)), observe, verify=verify)
+        return _ingest(plan, metadata, runner, math.ceil(max_skipped_fraction * len(source)), observe, verify=verify)
 
 
 def _ingest(

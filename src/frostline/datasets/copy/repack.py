@@ -86,7 +86,7 @@ def repack(
     shorter_side: int | None = None,
     part_bytes: int = PART_BYTES,
     workers: int = 16,
-    skip_allowance: float = 0.01,
+    max_skipped_fraction: float = 0.01,
     verify: bool = False,
     observe: Observer,
     runner: PartRunner = make_in_process,
@@ -107,7 +107,7 @@ def repack(
             they are.
         part_bytes: bytes of encoded images in a part, which is one tar or one Parquet file.
         workers: samples read, and objects written, at once.
-        skip_allowance: share of the samples that may be unreadable.
+        max_skipped_fraction: share of the samples that may be unreadable.
         verify: read all objects that are there already, also those whose versions say that nobody touched them.
         observe: observer that is told what happens; before it begins, which metadata columns the format has no place
             for. Of class folders the names keep the split.
@@ -151,7 +151,7 @@ def repack(
             names=FolderNames(source) if has_names else None,
         )
         copy = _Copy(plan, records, stack, verify=verify)
-        return copy.run(runner, claim, part_bytes, math.ceil(skip_allowance * len(source)), observe)
+        return copy.run(runner, claim, part_bytes, math.ceil(max_skipped_fraction * len(source)), observe)
 
 
 def _records_of(store: FolderStore, format: str) -> FolderStore:

@@ -98,7 +98,7 @@ class ArrowStream:
         schema: schema of its columns.
 
     Raises:
-        DataError: it does not begin as a stream does, or was changed since it was listed.
+        DataError: The file does not begin as a stream does, or was changed since it was listed.
         StoreError: the store failed.
     """
 
@@ -203,7 +203,7 @@ class StreamedBatch:
         """A column's values.
 
         Raises:
-            DataError: they are damaged or compressed.
+            DataError: The column's values are damaged or compressed.
             StoreError: the store failed.
         """
         column = self._batch.column(name)
@@ -219,7 +219,7 @@ class StreamedBatch:
             path: name of the column, with ``.bytes`` behind it where that is the field of a struct.
 
         Raises:
-            DataError: its offsets are damaged or compressed.
+            DataError: The column's offsets are damaged or compressed.
             StoreError: the store failed.
         """
         is_plain = path in self._batch.schema.names
@@ -245,7 +245,7 @@ class StreamedBatch:
             is_empty: true where a row holds none.
 
         Raises:
-            DataError: they are damaged or compressed.
+            DataError: The paths are damaged or compressed.
             StoreError: the store failed.
         """
         path = path_leaf(self._batch.schema, leaf)

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from frostline.core.config import check_type
-from frostline.core.errors import SettingError, suggest_names
+from frostline.core.errors import SettingError
+from frostline.core.hints import suggest_names
 from frostline.datasets.formats.arrow import ArrowFiles
 from frostline.datasets.formats.base import Format
 from frostline.datasets.formats.cql import CqlTables
@@ -96,7 +97,7 @@ def check_inputs(format: str | None, preprocess: Preprocess) -> None:
         preprocess: the steps from encoded bytes to the network's inputs.
 
     Raises:
-        SettingError: it makes them of others.
+        SettingError: The preprocessing makes its inputs of other parts.
     """
     names = part_names(format)
     if preprocess.part_names == names:

@@ -508,7 +508,7 @@ def folder_splits(
     nothing but numbers and words for images stands beside the splits' names.
 
     Args:
-        folders: first folders of all images.
+        folders: name of the first folder in the path of each image.
         pairs: function that gives the pairs of first and second folder that there are; the second is empty where there
             is none.
         are_classes: True where a table of classes lies beside the folders, so that those without class folders are

@@ -51,7 +51,7 @@ class LeftOut(NamedTuple):
         what: kind of it, one of ``OBJECTS_LEFT``, ``ROWS``, ``KEYS`` and ``COLUMNS_LEFT``.
         reason: reason in a few words, such as ``without an image``.
         total: number of them.
-        names: first of their names.
+        names: names of the first few.
         object: object in which rows or keys lie, or which was read and left out; empty for those that were not read.
     """
 
@@ -108,7 +108,7 @@ def read_left_out(values: Any) -> tuple[LeftOut, ...]:
     """The inverse of JSON's list of what is left out.
 
     Raises:
-        ValueError: it is none.
+        ValueError: The JSON is no such list.
     """
     try:
         found = tuple(
@@ -130,7 +130,7 @@ def split_unreadable(entries: Entries, url: str) -> tuple[Entries, tuple[LeftOut
         url: address of the data, for the sentence.
 
     Raises:
-        EmptyDataset: none can be read, though there are some.
+        EmptyDataset: No entry can be read, though there are some.
     """
     is_odd = pc.equal(entries.table["size"], UNREADABLE)
     if not pc.any(is_odd).as_py():

@@ -139,7 +139,7 @@ def read_list(store: ObjectStore, entry: Entry, fields: Sequence[str] = URL_FIEL
         fields: columns that may say where samples are; the first that is there does.
 
     Raises:
-        DataError: it is no list, two columns have one name, or no column says where samples are.
+        DataError: The file is no list, two columns have one name, or no column says where samples are.
         StoreError: the store failed.
     """
     table, said, left = _rows_of(store, entry)

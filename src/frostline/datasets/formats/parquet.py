@@ -165,7 +165,7 @@ def group_cells(source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, group:
         path: path of the column, that of a leaf or of a list of numbers.
 
     Raises:
-        DataError: it is damaged, or has more bytes than the footer says.
+        DataError: The column is damaged, or has more bytes than the footer says.
         ObjectNotFound: there is no such column.
     """
     place = _leaf_place(metadata, path)
@@ -374,7 +374,7 @@ class CellReader:
 
         Raises:
             ObjectNotFound: there is no such cell of that length, or its file has changed since it was listed.
-            SampleError: its row group is too large.
+            SampleError: The sample's row group is too large.
         """
         cell = Cell.parse(object)
         if not cell.columns:

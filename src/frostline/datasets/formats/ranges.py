@@ -199,7 +199,7 @@ def column_chunk(metadata: pq.FileMetaData, group: int, place: int) -> pq.Column
     is asked to read first, from where there is nothing.
 
     Raises:
-        ArrowException, OSError: it is encrypted or damaged; see ``in_words``.
+        ArrowException, OSError: The column is encrypted or damaged; see ``in_words``.
     """
     file = pq.ParquetFile(pa.PythonFile(_Unread(), mode="r"), metadata=metadata, pre_buffer=False)
     path = metadata.schema.column(place).path
@@ -241,7 +241,7 @@ class CheckedPages(RangeFile):
         """The pages of the column, which Arrow reads at once.
 
         Raises:
-            ArrowException: they are others than the footer says; see ``in_words``.
+            ArrowException: The pages differ from what the footer says; see ``in_words``.
             DataError: the file was replaced since the first read.
         """
         data = self._source.read(size)
@@ -368,7 +368,7 @@ def read_columns(source: RangeFile, metadata: pq.FileMetaData, object: str, name
     """Columns beside the samples, of which texts may be dictionaries.
 
     Raises:
-        DataError: written out, their texts would have far more bytes than the file.
+        DataError: The texts have far more bytes than the file once they are decoded.
     """
     groups = range(metadata.num_row_groups)
     file = with_dictionaries(source, metadata, names, groups)
@@ -508,7 +508,7 @@ class ObjectRanges:
         """The bytes at a place, or as many as the file has.
 
         Raises:
-            DataError: they are more than any header has, or the file has changed since it was listed.
+            DataError: The bytes are more than any header has, or the file has changed since it was listed.
             StoreError: the store failed.
         """
         if size > _LONGEST_BYTES:

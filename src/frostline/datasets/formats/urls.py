@@ -296,7 +296,10 @@ class UrlLists:
 
 def _check_any_is_there(urls: Sequence[str], found: Mapping[str, Entry]) -> None:
     if not any(url in found for url in urls):
-        raise DataError(f"{urls[0]} is listed and not there, nor are {len(urls) - 1} others: mend the list")
+        others = f", and so are all {len(urls) - 1} others" if len(urls) > 1 else ""
+        raise DataError(
+            f"{urls[0]} is listed and missing{others}: mend the list, or put it beside the files that it names"
+        )
 
 
 def _with_sizes(table: pa.Table, found: Mapping[str, Entry]) -> pa.Table:
@@ -323,7 +326,7 @@ class _PathFinder:
         """The canonical URLs that a name or a path in a file may mean: one where that is clear.
 
         Raises:
-            DataError: it is none that can be read.
+            DataError: The name is no URL that can be read.
         """
         if _is_whole(written):
             return [_canonical(written, self._folder, file)]
@@ -405,7 +408,7 @@ def locate_rows(
         before: table made of an earlier listing.
 
     Raises:
-        DataError: not one of the objects elsewhere is there.
+        DataError: No object elsewhere exists.
         StoreError: a store failed.
     """
     says_paths = any(_paths(file.table, name) for file in files for name in (IMAGE_PATH, MASK_PATH))

@@ -155,8 +155,9 @@ class TarCopies:
             tar: the compressed tar.
 
         Raises:
-            DataError: it is damaged or cut off, or would be larger than any tar of samples, or than the disk allows.
-            ObjectNotFound: it is not what it was when it was listed.
+            DataError: The tar is damaged or cut off, or would be larger than any tar of samples, or than the disk
+                allows.
+            ObjectNotFound: The tar was changed or removed since it was listed.
             OutOfSpace: the disk is full.
             StoreError: the store failed.
         """
@@ -296,7 +297,7 @@ class TarReader:
         """See ``Versioned.read_version``; the first read of a tar unpacks it, where no copy is there.
 
         Raises:
-            ObjectNotFound: it is not what it was when it was listed.
+            ObjectNotFound: The tar was changed or removed since it was listed.
         """
         tar = CompressedTar.parse(object)
         try:

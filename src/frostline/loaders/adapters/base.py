@@ -70,7 +70,7 @@ class FrameworkIterator:
         """The batches of a pass, each as its columns. The pass before it cannot go on; one that was left just ends.
 
         Raises:
-            OrderMismatch: another pass has begun meanwhile.
+            OrderMismatch: A newer pass over the same loader has begun.
             SettingError: a batch has no such column.
         """
         self._break_off()
@@ -195,7 +195,7 @@ def checked_loader(loader: Fed) -> ArrayLoader:
     """The loader of arrays that is given, or that of any of the epochs.
 
     Raises:
-        SettingError: it is none, such as one of PyTorch's tensors.
+        SettingError: The argument is no loader of arrays, such as one of PyTorch's tensors.
     """
     found: object = loader.loader if isinstance(loader, Epochs) else loader
     if not isinstance(found, ArrayLoader):

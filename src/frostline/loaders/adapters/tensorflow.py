@@ -97,7 +97,7 @@ class TensorFlowLoader:
         """The elements of one iteration, counted as the loop has them.
 
         Raises:
-            FrostlineError: as iterating the loader does; TensorFlow's own error would hide it.
+            FrostlineError: Any error of the loader; TensorFlow's own error would hide it.
         """
         elements, own = iter(self.dataset()), None
         try:

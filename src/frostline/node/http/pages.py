@@ -153,7 +153,7 @@ class LiveAnswers(Generic[R]):
             again: function that gives the rights that who asked has now, or raises; events end once these are others.
 
         Raises:
-            Overloaded: It accepts events alone, and there are too many viewers; or too many answers are being read.
+            Overloaded: Too many viewers or answers are open already, or the client accepts nothing but events.
         """
         accepted = request.headers.get("accept", "")
         if _EVENT_STREAM in accepted and not self.is_full():

@@ -87,7 +87,7 @@ class BodyReader:
         """Yield the pieces of a body as they come.
 
         Raises:
-            BadRequest: if it breaks off, is too slow, or its length was not announced.
+            BadRequest: The body breaks off, is too slow, or its length was not announced.
         """
         until_s = anyio.current_time() + self._silence_s + body_length(request) / self._min_bytes_per_s
         stream = request.stream()
@@ -106,7 +106,8 @@ class BodyReader:
         """Read a whole body; see ``chunks`` for the errors.
 
         Raises:
-            AnswerDamaged: if it is not what was sent, by the checksum that may stand in its head.
+            AnswerDamaged: The bytes differ from those that were sent, by the checksum that may stand in the request's
+                head.
         """
         body = bytearray()
         async for chunk in self.chunks(request):
@@ -129,7 +130,7 @@ def parsed_json(body: bytearray) -> object:
     """The value of a body.
 
     Raises:
-        BadRequest: it is not JSON, or an object in it has a field twice, of which one would count unseen.
+        BadRequest: The body is not JSON, or an object in it has a field twice, of which one would be ignored.
     """
     try:
         value: object = json.loads(body, object_pairs_hook=_each_once)
@@ -155,7 +156,7 @@ def check_parameters(request: Request, known: Iterable[str] = ()) -> None:
         known: names of the fields behind the question mark.
 
     Raises:
-        BadRequest: it has; the sentence names the field.
+        BadRequest: The address has an unknown field, or one twice; the sentence names it.
     """
     names = [name for name, _ in request.query_params.multi_items()]
     refuse_unknown_fields(dict.fromkeys(names), known, "the address")
@@ -173,7 +174,7 @@ def body_length(request: Request) -> int:
     """The announced length of the body; the server makes sure that no more comes.
 
     Raises:
-        BadRequest: if it is not announced.
+        BadRequest: The length of the body is not announced.
     """
     return announced_bytes(request, "Content-Length")
 
@@ -182,7 +183,7 @@ def announced_bytes(request: Request, header: str) -> int:
     """The length in bytes that a header announces.
 
     Raises:
-        BadRequest: if it announces none.
+        BadRequest: The header announces no length.
     """
     length = request.headers.get(header, "")
     if not length.isascii() or not length.isdigit() or len(length) > _MAX_DIGITS:
@@ -225,7 +226,7 @@ async def run_while_connected(
 
     Raises:
         FrostlineError: any error of the call.
-        Unavailable: if it was cancelled.
+        Unavailable: The call was cancelled.
     """
     async with create_task_group() as group:
         group.start_soon(_watch, receive, give_up, threads)

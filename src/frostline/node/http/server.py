@@ -47,7 +47,7 @@ _TURN_S = 0.0005
 _LAST_PORT = 65_535
 
 
-_USERS = "name its users with --tenants, or start it with --open if only your trainers can reach it"
+_USERS = "name its users with --tenants, or start it with --allow-anonymous if only your trainers can reach it"
 
 
 def listen(host: str, port: int, *, for_others: bool = False, advice: str = _USERS) -> socket.socket:
@@ -60,8 +60,8 @@ def listen(host: str, port: int, *, for_others: bool = False, advice: str = _USE
         advice: end of the sentence where other machines reach it and may not: how to let them.
 
     Raises:
-        AddressInUse: if another process listens there.
-        SettingError: if this machine has no such address, it may not be used, or other machines can reach it.
+        AddressInUse: Another process listens there.
+        SettingError: This machine has no such address, it may not be used, or other machines can reach it.
     """
     if not 0 <= port <= _LAST_PORT:
         raise SettingError(f"a port must be a number from 0 to {_LAST_PORT}, not {port}")

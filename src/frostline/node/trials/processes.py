@@ -84,8 +84,8 @@ class TrialProcess:
         """Run a trial to its end. Returns its status, None if it took too long, and its last words.
 
         Raises:
-            Cancelled: if the request was cancelled.
-            Unavailable: if the node is stopping.
+            Cancelled: The request was cancelled.
+            Unavailable: The node is stopping.
         """
         child = self._started(is_abandoned)
         status = None
@@ -213,7 +213,7 @@ class TrialRunner:
         """Check the tenant's trial time; a request that has begun may finish, so that its trials are not lost.
 
         Raises:
-            Overloaded: if the tenant has to wait before more is tried for it.
+            Overloaded: The tenant has to wait before more is tried for it.
         """
         if not self.has_begun:
             self.requester.check()

@@ -204,7 +204,7 @@ class TrialQueue:
             is_abandoned: function that is called after every change and ``wake``; True cancels the wait.
 
         Raises:
-            Cancelled: if the wait was cancelled.
+            Cancelled: The wait was cancelled.
         """
         self._take(tenant, is_abandoned)
         began_s = self._clock()

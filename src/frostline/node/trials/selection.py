@@ -77,7 +77,7 @@ class AccuracyCheck:
         """Store the error of a trial that was made on these samples.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: The error cannot be written.
         """
         self._found[trial.engine, trial.cut] = trial
         if trial.why_not is None:
@@ -91,7 +91,7 @@ class AccuracyCheck:
         """Measure the error of one engine at some cuts, in one process.
 
         Raises:
-            Unavailable: if the node is stopping.
+            Unavailable: The node is stopping.
         """
         with self._turn():
             compared = self.runner.compare(trials)
@@ -114,7 +114,7 @@ class AccuracyCheck:
         """The trial with its error on these samples, measured if needed; failed if the error is too large.
 
         Raises:
-            Unavailable: if the node is stopping.
+            Unavailable: The node is stopping.
         """
         if unknown := self.unknown_trials([trial]):
             self.measure(unknown)
@@ -303,11 +303,11 @@ class Trials:
             levels: meaning of the pixels if they are unprocessed, so that engines take them unprocessed too; else None.
 
         Raises:
-            BadRequest: if there is no such cut.
-            EngineNotReady: if the engine that it names cannot be used there.
-            Cancelled: if the request was cancelled.
-            Overloaded: if the tenant has to wait before more is tried for it.
-            Unavailable: if the node is stopping.
+            BadRequest: The prefix has no such cut.
+            EngineNotReady: The engine that the job names cannot be used there.
+            Cancelled: The request was cancelled.
+            Overloaded: The tenant has to wait before more is tried for it.
+            Unavailable: The node is stopping.
         """
         features = request.features
         assert features.prefix is not None, "the prefix was found by its name"
@@ -390,9 +390,9 @@ class Trials:
             samples: number of samples that the job still has to compute; None if trials need not pay.
 
         Raises:
-            Cancelled: if the request was cancelled.
-            Overloaded: if the tenant has to wait before more is tried for it.
-            Unavailable: if the node is stopping.
+            Cancelled: The request was cancelled.
+            Overloaded: The tenant has to wait before more is tried for it.
+            Unavailable: The node is stopping.
         """
         if len(prefix.cuts) == 1 or not self._tries(accuracy):
             return Choice(engine=REFERENCE, trials=())
@@ -440,11 +440,11 @@ class Trials:
             accuracy: accuracy that the engine must have on these samples; ``exact`` if the requester has checked it.
 
         Raises:
-            BadRequest: if there is no such engine.
-            Cancelled: if the request was cancelled.
-            EngineNotReady: if this node may not use it.
-            Overloaded: if the tenant has to wait before more is tried for it.
-            Unavailable: if the node is stopping.
+            BadRequest: No engine has that name.
+            Cancelled: The request was cancelled.
+            EngineNotReady: This node may not use the engine.
+            Overloaded: The tenant has to wait before more is tried for it.
+            Unavailable: The node is stopping.
         """
         offer = self._offered(engine)
         if offer is None and any(offer.name == offer_name(engine) for offer in OFFERS):
@@ -486,7 +486,7 @@ class Trials:
             device: device that runs it, of the same kind as that of the trial.
 
         Raises:
-            EngineUnsupported: if the pixels of its name have other levels.
+            EngineUnsupported: The engine's int8 levels were made for pixels of another kind.
         """
         return build(
             trial.engine,

@@ -63,7 +63,7 @@ class TrialStore:
             is_late: True if the time for all trials was used up. A failure is then not kept: the next request has time.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: The trial cannot be written.
         """
         if trial.samples_per_s is not None:
             self.put(digest, trial)
@@ -86,7 +86,7 @@ class TrialStore:
         """Store a trial, as a whole file or not at all.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: The trial cannot be written.
         """
         _write(self._path(digest, trial), {"trial": asdict(trial), "circumstances": self._circumstances()})
         self._prune(self.place(digest))
@@ -108,7 +108,7 @@ class TrialStore:
             samples: digest of the samples.
 
         Raises:
-            OSError: if it cannot be written.
+            OSError: The error cannot be written.
         """
         of = {"engine": trial.engine, "cut": trial.cut, "samples": samples, "error": trial.error}
         _write(self._path(digest, trial, samples), {**of, "circumstances": self._circumstances()})

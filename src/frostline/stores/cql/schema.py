@@ -81,7 +81,7 @@ class TableSchema:
         """The column, if it is there.
 
         Raises:
-            DataError: it is not; the sentence names those that are.
+            DataError: The table has no such column; the sentence names those that it has.
         """
         if column not in self.columns:
             raise DataError(

@@ -26,7 +26,8 @@ from cassandra.policies import (
 )
 from cassandra.query import PreparedStatement, tuple_factory
 
-from frostline.core.errors import DataNotFound, SettingError, suggest_names
+from frostline.core.errors import DataNotFound, SettingError
+from frostline.core.hints import suggest_names
 from frostline.core.system import background
 from frostline.stores.cql.access import CqlAccess
 from frostline.stores.cql.schema import Scan, Shape, TableSchema, additions, creation, insertion, shape_of
@@ -200,7 +201,7 @@ class CqlSession:
     Raises:
         SettingError: there is no password, or certificates cannot be used.
         DataNotFound: the table does not exist.
-        DataError: its columns cannot be used.
+        DataError: The table's columns cannot be used.
 
     What the driver raises comes out as it is.
     """

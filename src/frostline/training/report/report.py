@@ -33,7 +33,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteUsage:
-    """How many samples arrived at a trainer by one way: cut at ``name``, packed by ``codec``."""
+    """The number of samples that arrived at a trainer through one cut (``name``) and ``codec``."""
 
     cut: int
     codec: str
@@ -103,7 +103,8 @@ class Report:
         nodes: requests to each of several nodes, and their outcome.
         skipped: samples that could not be read.
         nonfinite: samples for which the frozen layers gave Inf or NaN, counted each time that they came.
-        first_nonfinite: first of them, with the cut, the type and the engine; empty where there is none.
+        first_nonfinite: the first row with Inf or NaN, in words: its sample, cut, dtype and engine; empty if there is
+            none.
         interrupted: True if the user stopped the run.
         resumed_steps: steps that were taken before the run went on in this process; 0 where it began here. Seconds,
             bytes, samples by way and stages are those of this process.
@@ -265,7 +266,7 @@ _DECIDING = ("numpy", "pillow", "pyarrow")
 
 
 def versions() -> dict[str, str]:
-    """Of Frostline, Python and the libraries that decide the numbers."""
+    """Versions of Frostline, Python and the libraries that decide the numbers."""
     import torch
 
     found = {"frostline": __version__, "python": platform.python_version(), "torch": torch.__version__}
@@ -287,7 +288,7 @@ _WORDS: dict[str, tuple[Any, Callable[[Any], str]]] = {
 
 
 def recipe_in_words(settings: Mapping[str, Any]) -> str:
-    """The optimiser and its steps, and whatever is not as it is by default; empty where nothing is known.
+    """The optimiser, its steps and every setting that is not the default, in words; empty if nothing is known.
 
     Args:
         settings: settings of the run, by name, as in its report.

@@ -100,7 +100,7 @@ class RecordedStep:
         """The inverse of ``to_json``.
 
         Raises:
-            ValueError: it is none.
+            ValueError: The JSON is no sketch.
         """
         numbers = {name: value.get(name) for name in ("step", "epoch", "number")}
         wrong = [name for name, found in numbers.items() if type(found) is not int or not 0 <= found < _MAX_NUMBER]
@@ -320,8 +320,8 @@ class RecordedSteps:
         """The record in a run's folder. A last line that a kill has cut off counts as not written.
 
         Raises:
-            SettingError: there is none, it is larger than any that is written, another version wrote it, or its first
-                line is damaged.
+            SettingError: The folder has no record, the record is larger than any that is written or of another version,
+                or its first line is damaged.
         """
         path = folder / _FILE
         first, *lines = _lines(path)

@@ -1,0 +1,413 @@
+"""What to write instead of a name that Frostline does not have, from other libraries or misspelt."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+__all__ = (
+    "Hinting",
+    "HintingType",
+    "add_hints",
+    "data_hint",
+    "hint_for",
+    "suggest_names",
+    "synonym",
+)
+
+# The field's own words, by the first of our names that the function or table in question knows.
+_SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("address", "endpoint", "host", "node_address", "node_url", "nodes", "port", "server"), ("near",)),
+    **dict.fromkeys(("freeze_to", "freeze_until", "frozen_until", "layer", "layers"), ("until", "freeze")),
+    **dict.fromkeys(("data_dir", "data_files", "data_path", "dataset", "path", "root", "uri"), ("url", "data")),
+    **dict.fromkeys(("feature_extractor", "image_processor", "processor"), ("transform",)),
+    **dict.fromkeys(("callback", "callbacks", "on_event"), ("observe",)),
+    **dict.fromkeys(("manifest_location", "save_manifest"), ("beside",)),
+    **dict.fromkeys(("on_change", "on_changed"), ("changed",)),
+    **dict.fromkeys(("dtype", "precision"), ("accuracy",)),
+    **dict.fromkeys(
+        (
+            "DataLoader",
+            "ImageDataLoaders",
+            "StreamingDataLoader",
+            "create_loader",
+            "dataloader",
+            "image_dataset_from_directory",
+            "read_images",
+        ),
+        ("loader",),
+    ),
+    **dict.fromkeys(
+        ("ImageFolder", "StreamingDataset", "WebDataset", "create_dataset", "load_dataset", "load_from_disk"),
+        ("Dataset",),
+    ),
+    **dict.fromkeys(("class_names", "features"), ("classes",)),
+    **dict.fromkeys(("columns", "image_column", "input_columns"), ("column",)),
+    **dict.fromkeys(("describe", "metrics", "stats"), ("statistics",)),
+    **dict.fromkeys(("disconnect", "shutdown", "stop", "terminate"), ("close",)),
+    **dict.fromkeys(("label_column", "label_col"), ("label",)),
+    **dict.fromkeys(("labels", "y"), ("targets",)),
+    **dict.fromkeys(("column_names", "info", "schema"), ("columns",)),
+    **dict.fromkeys(("augmentation", "transforms"), ("transform", "preprocess")),
+    "bs": ("batch_size",),
+    "cache_dir": ("cache", "cache_folder"),
+    "class_weights": ("weights",),
+    "embeddings": ("features",),
+    "groupby": ("split_by",),
+    "limit": ("num_samples",),
+    "network": ("model",),
+    "random_state": ("seed",),
+    "summary": ("explain",),
+    "target_column": ("targets",),
+}
+# The line to write with one of our names.
+_EXAMPLES: Mapping[str, str] = {
+    "Dataset": 'Dataset("photos")',
+    "classes": "data.classes",
+    "columns": "data.columns",
+    "freeze": 'freeze(model, until="layer4")',
+    "loader": 'loader("photos", batch_size=32, shuffle=True)',
+    "near": 'near="http://store-1:7070"',
+    "until": 'freeze(model, until="layer4")',
+}
+# The whole call, where what is given does not fit the parameters.
+_CALLS: Mapping[str, str] = {
+    "Dataset.split": "train, held_out = data.split(0.2)",
+    "Job.arrays": "job.arrays(batch_size=32, shuffle=True)",
+    "Job.epochs": "job.epochs(32, range(10), shuffle=True)",
+    "Job.train": "job.head.train() for train mode, or job.train(Recipe(epochs=3)) to train on the node",
+    "Job.loader": "job.loader(batch_size=32, shuffle=True, data=part)",
+    "Dataset.train_test_split": "data.train_test_split(test_size=0.2, seed=0)",
+    "freeze": 'freeze(model, until="layer4")',
+    "imagenet": "preprocess.imagenet(224, augment=True)",
+    "loader": 'loader("photos", batch_size=32, shuffle=True)',
+    "offload": 'offload(model, "photos", near="http://store-1:7070")',
+}
+# Arguments of other loaders that have no counterpart here, and what to do instead.
+_OF_WORKERS = (
+    "threads read ahead by themselves, so leave {name} out; processes of PyTorch's own take the loader as "
+    "DataLoader(loader, batch_size=None, num_workers=2)"
+)
+_INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("multiprocessing_context", "num_workers", "persistent_workers", "timeout", "worker_init_fn", "workers"),
+        _OF_WORKERS,
+    ),
+    **dict.fromkeys(
+        ("image_size", "img_size", "input_size", "resize", "size"),
+        "steps say the size: write preprocess=frostline.preprocess.imagenet(224)",
+    ),
+    **dict.fromkeys(
+        ("mean", "normalize", "std"),
+        "other numbers come with a transform: write transform=v2.Compose([..., v2.Normalize(mean, std)])",
+    ),
+    **dict.fromkeys(
+        ("subset", "validation_split"),
+        "parts are data sets: write train, held_out = data.split(0.2), and loader(train, batch_size=32)",
+    ),
+    **dict.fromkeys(
+        ("label_mode", "one_hot"),
+        "labels are numbers of classes: write torch.nn.functional.one_hot(batch.labels) in the loop",
+    ),
+    **dict.fromkeys(
+        ("distributed", "num_replicas", "num_shards", "rank", "world_size"),
+        "ranks of torch.distributed share an epoch by themselves; others write ranks=Ranks(rank=0, world_size=2)",
+    ),
+    **dict.fromkeys(
+        ("decoder", "extensions", "is_valid_file"),
+        "files are told by their suffixes, and those that are no samples are left out and named, so leave {name} out",
+    ),
+    **dict.fromkeys(
+        ("cast_column", "class_encode_column", "remove_columns", "rename_column", "select_columns"),
+        "columns are read where they are asked for: write data.column(name), or Dataset(url, label=..., targets=...)",
+    ),
+    "amp": 'write with torch.autocast(...) in the loop; accuracy="bf16" is for the frozen layers',
+    "batch_sampler": "the order is drawn from shuffle=True, seed=0 and epoch=0, so leave batch_sampler out",
+    **dict.fromkeys(
+        ("batch", "iter", "iter_batches", "iter_torch_batches", "to_iterable_dataset", "to_tf_dataset"),
+        "batches are a loader's: write loader(data, batch_size=32, shuffle=True)",
+    ),
+    **dict.fromkeys(
+        ("set_format", "with_format"),
+        "samples are arrays and a loader's batches are tensors, so leave {name} out; job.arrays(32) gives NumPy",
+    ),
+    **dict.fromkeys(
+        ("Subset", "random_split"), "parts are data sets: write train, held_out = data.split(0.2), or data.take(rows)"
+    ),
+    **dict.fromkeys(("imgs", "image_paths", "filenames", "paths"), "write zip(data.names, data.targets)"),
+    **dict.fromkeys(("count", "num_rows", "num_samples", "shape"), "write len(data)"),
+    **dict.fromkeys(("n_classes", "nclasses", "num_classes"), "write len(data.classes)"),
+    "add_column": 'write data.with_columns({{"patient": values}})',
+    "collate_fn": "batches are made here: change each sample by map=function, or each batch by augment=function",
+    "device": "batches come in CPU memory: write batch = batch.to(device) in the loop",
+    "download": "data is read where it lies, so leave download out",
+    "filter": "write data.select(\"label == 'cat'\"), or data.take(mask) with a value for each sample",
+    "generator": "the order is drawn from numbers: give seed=0 and epoch=0",
+    **dict.fromkeys(
+        ("from_csv", "from_folder", "from_name_func", "from_parquet"),
+        'the format is recognised: write Dataset("photos")',
+    ),
+    **dict.fromkeys(
+        ("from_dict", "from_generator", "from_list", "from_pandas"),
+        'samples lie in files: write table.to_parquet("photos.parquet"), and Dataset("photos.parquet")',
+    ),
+    **dict.fromkeys(("color_mode", "is_training", "label_names"), "the data says it, so leave {name} out"),
+    **dict.fromkeys(
+        ("cache", "materialize", "persist"),
+        "features and samples are kept between epochs by themselves; LoaderSettings(cache_bytes=...) bounds them",
+    ),
+    "head": "write data.take(5), or data.to_pandas()",
+    "in_order": "write settings=LoaderSettings(max_reorder=None) to take samples as they arrive",
+    "loader": "files are decoded by themselves, so leave loader out; transform=function takes the image of Pillow",
+    **dict.fromkeys(
+        ("map", "map_batches"),
+        "a function changes samples as they are loaded: write loader(data, batch_size=32, map=function)",
+    ),
+    "cuda": 'write batch = batch.to("cuda")',
+    "pin_memory": "batches for a model on a GPU are pinned by themselves, so leave pin_memory out; "
+    "settings=LoaderSettings(pin_memory=True) forces it",
+    "prefetch_factor": "the window of what is read ahead tunes itself, so leave prefetch_factor out; "
+    "settings=LoaderSettings(window_bytes=1 << 28) bounds its bytes",
+    "sampler": "the order is drawn from shuffle=True, seed=0 and epoch=0; weights=[...] draws by weights, and "
+    "torch.distributed or ranks=Ranks(...) shares an epoch",
+    **dict.fromkeys(
+        ("storage_options", "client_kwargs"),
+        "keys of a store come from the environment or its own files, as its other tools read them, so leave {name} out",
+    ),
+    "show_batch": "look at data[0], or at loader(data, batch_size=8)",
+    **dict.fromkeys(
+        ("stratify", "stratify_by_column"),
+        "each class is divided by the share, so leave {name} out; balanced=False draws from all at once",
+    ),
+    **dict.fromkeys(
+        ("push_to_hub", "save_to_disk", "write_parquet"),
+        "write frostline ingest photos copy --format parquet on the command line",
+    ),
+    "set_transform": "write data.transform = transform, or data.with_transform(transform)",
+    "shard": "ranks share an epoch by themselves under torch.distributed, or by ranks=Ranks(...) of a loader",
+    "skip": "write data[100:]",
+    "sort": "write data.take(numpy.argsort(data.targets))",
+    "split": 'splits are asked for by name: Dataset("photos")["train"]',
+    "streaming": "data is read where it lies, so leave streaming out",
+    **dict.fromkeys(
+        ("preprocess", "transform"),
+        "{name} is said where the data is named, as in offload(model, data, {name}=...); a loader has map=function for "
+        "samples and augment=function for batches",
+    ),
+    "target_transform": "map=function changes a sample with its label",
+    "unique": "write set(data.column(name).to_pylist()), or data.classes",
+    "train": 'splits are asked for by name: Dataset("photos")["train"]',
+}
+
+
+# What other libraries have as methods of a job, a loader or a batch, or as functions, and the line to write; by what is
+# asked for it. It comes before the table above.
+_LOOP = "the loop is yours: write for x, y in job.loader(batch_size=32, shuffle=True); or run frostline train"
+_EXTRACT = "run frostline extract --data photos --model NAME --until LAYER --out features.parquet"
+_DEVICE = "write batch = batch.to(device) in the loop"
+_BY_OWNER: Mapping[str, Mapping[str, str]] = {
+    "Job": {
+        **dict.fromkeys(
+            ("backbone", "features", "model", "net", "network"),
+            "the network is your own model; job.head is its trained part",
+        ),
+        **dict.fromkeys(("named_parameters", "parameters"), "write model.parameters(), or job.head.parameters()"),
+        **dict.fromkeys(("eval", "zero_grad"), "the head is the module: write job.head.{name}()"),
+        **dict.fromkeys(
+            ("load_state_dict", "save", "save_pretrained", "state_dict"),
+            'write torch.save(job.head.state_dict(), "head.pt")',
+        ),
+        **dict.fromkeys(
+            ("dataloader", "get_train_dataloader", "train_dataloader", "train_loader"),
+            "write job.loader(batch_size=32, shuffle=True)",
+        ),
+        **dict.fromkeys(
+            ("eval_dataloader", "test_dataloader", "val_dataloader", "val_loader"),
+            "write job.loader(batch_size=32, data=held_out)",
+        ),
+        **dict.fromkeys(("embed", "encode", "extract"), _EXTRACT),
+        "fit": _LOOP,
+        "predict": "write job.head(batch.features), or run frostline predict --run RUN --data photos",
+    },
+    "Job.loader": {"epochs": "write for loader in job.epochs(32, range(10)), or epoch=0"},
+    "freeze": dict.fromkeys(("image_size", "img_size", "input_size", "shape"), "write input_shape=(3, 224, 224)")
+    | dict.fromkeys(("n_layers", "num_layers"), 'write until="layer4", the name of the last layer to freeze'),
+    "offload": {
+        **dict.fromkeys(
+            ("batch_size", "drop_last", "seed", "shuffle"),
+            "it is a loader's: write job.loader(batch_size=32, shuffle=True)",
+        ),
+        **dict.fromkeys(("freeze", "until"), 'write offload(freeze(model, until="layer4"), data)'),
+        "device": "the trained layers run where your network is: write model.to(device) before",
+    },
+    "Loader": {
+        **dict.fromkeys(("map", "shuffle"), "it is an argument: write loader(data, batch_size=32, {name}=...)"),
+        **dict.fromkeys(("cuda", "to"), _DEVICE),
+        **dict.fromkeys(("repeat", "with_epoch"), "write for loader in loader.epochs(range(10))"),
+        "as_numpy_iterator": "batches of NumPy come from job.arrays(32)",
+        "batch": "write loader(data, batch_size=32)",
+        "classes": "write data.classes, of data = Dataset(...)",
+        "close": "a pass ends with its loop, and job.close() ends a job's loaders",
+        "drop_last": "it is an argument: write loader(data, batch_size=32, drop_last=True)",
+        "prefetch": "batches are read ahead by themselves, so leave prefetch out",
+        "reset": "each for begins a pass at the loader's beginning, so leave reset out",
+        "skip": "write itertools.islice(loader, 10, None), or loader.load_state_dict(state)",
+        "take": "write itertools.islice(loader, 10)",
+    },
+    "batch": {
+        **dict.fromkeys(("items", "keys", "values"), "write x, y = batch, or batch.features and batch.labels"),
+        **dict.fromkeys(("float", "half"), "write batch.features.{name}()"),
+        **dict.fromkeys(("shape", "size"), "write len(batch), or batch.features.shape"),
+        **dict.fromkeys(
+            ("filenames", "names", "paths"),
+            "names are the data set's: write data.names, and data.samples.ids for their ids",
+        ),
+        "numpy": "batches of NumPy come from job.arrays(32)",
+    },
+    "frostline": {
+        **dict.fromkeys(("Trainer", "finetune", "fit", "train"), _LOOP),
+        **dict.fromkeys(("embed", "extract"), _EXTRACT),
+        **dict.fromkeys(("Client", "connect", "init"), 'write offload(model, "photos", near="http://store-1:7070")'),
+        "create_model": 'write timm.create_model("resnet18", pretrained=True)',
+        "unfreeze": "write layer.requires_grad_(True), and job.refreeze()",
+    },
+    "preprocess": dict.fromkeys(
+        ("Compose", "clip", "compose", "timm", "torchvision", "transforms", "vit"),
+        "write preprocess.from_transform(transform), of one of torchvision or timm, or a processor of transformers",
+    ),
+}
+
+
+_FILES = 'samples are read from files: write table.to_parquet("photos.parquet"), and give "photos.parquet"'
+# What is given for a data set, by the name of its type.
+_AS_DATA: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("list", "set", "tuple"),
+        'write their paths into list.csv, a line each below the line file_name, and give "list.csv"; or their folder',
+    ),
+    **dict.fromkeys(("DataFrame", "Table", "Tensor", "dict", "ndarray"), _FILES),
+    **dict.fromkeys(("ArrayLoader", "DataLoader", "Loader"), "batches are made here, so give what the loader reads"),
+    **dict.fromkeys(("DatasetDict", "IterableDataset"), 'write data.save_to_disk("photos"), and give "photos"'),
+    "WebDataset": 'give the folder or bucket of its shards, such as "s3://bucket/shards"',
+}
+
+
+def data_hint(given: object) -> str:
+    """End a sentence about what is no data set by what to give instead."""
+    name, root = type(given).__name__, getattr(given, "root", None)
+    if isinstance(root, str | Path):  # as torchvision's data sets have it
+        return f": give its folder, {str(root)!r}"
+    if hasattr(given, "forward"):
+        return ": the network comes first, as in offload(model, data)"
+    if hasattr(given, "save_to_disk"):
+        name = "DatasetDict"
+    return f": {_AS_DATA[name]}" if name in _AS_DATA else ""
+
+
+def synonym(name: str, known: Iterable[str]) -> str:
+    """Our own name for a word that other libraries have for the same thing; nothing where we have none."""
+    names = set(known)
+    return next((ours for ours in _SYNONYMS.get(name, ()) if ours in names), "")
+
+
+def suggest_names(name: str, known: Iterable[str]) -> str:
+    """End a sentence about an unknown name: ``"; did you mean a, b or c?"``, or nothing if none is near.
+
+    Words that other libraries have for the same thing are near, however they are spelt.
+    """
+    known = list(dict.fromkeys(known))
+    meant = synonym(name, known)
+    matches = [meant] if meant else difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if not matches:
+        return ""
+    *others, last = matches
+    return f"; did you mean {', '.join(others)} or {last}?" if others else f"; did you mean {last}?"
+
+
+def _fields_of(function: Callable[..., Any], known: Collection[str]) -> dict[str, str]:
+    """Lines to write for the fields of the settings that a function takes, by their own names and other libraries'.
+
+    The settings are found by the function's own module, since the module of settings has hints itself.
+    """
+    lines: dict[str, str] = {}
+    own = getattr(inspect.unwrap(function), "__globals__", {})
+    for argument, kind in (("node", "NodeSettings"), ("settings", "LoaderSettings")):
+        if argument in known and kind in own:
+            lines |= {field: f"{argument}={kind}({field}=...)" for field in own[kind].__dataclass_fields__}
+    lines |= {name: lines[ours] for name in _SYNONYMS if (ours := synonym(name, lines))}
+    return {name: line for name, line in lines.items() if name not in known and not synonym(name, known)}
+
+
+def hint_for(name: str, known: Iterable[str], owner: str = "", lines: Mapping[str, str] | None = None) -> str:
+    """End a sentence about an unknown argument or attribute by the line to write, where other libraries have it.
+
+    Args:
+        name: name that was asked for.
+        known: names that there are.
+        owner: class, module or function that was asked for it; empty for none of those that have names of their own.
+        lines: lines to write for further names, such as fields of settings.
+    """
+    known = list(known)
+    if instead := _BY_OWNER.get(owner, {}).get(name) or _INSTEAD.get(name):
+        return f": {instead.format(name=name)}"
+    if lines and name in lines:
+        return f"; write {lines[name]}"
+    meant = synonym(name, known)
+    return f"; write {_EXAMPLES[meant]}" if meant in _EXAMPLES else suggest_names(name, known)
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def add_hints(function: F) -> F:
+    """Have a function refuse arguments that it does not know with the line to write instead."""
+    name = function.__qualname__.removesuffix(".__init__").replace("_KnownNames", "Dataset")
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    known = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}
+
+    @wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for given in kwargs.keys() - known:
+            hint = hint_for(given, known, name, _fields_of(function, known))
+            raise TypeError(f"{name}() got an unexpected keyword argument {given!r}{hint}")
+        if name in _CALLS:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{name}(): {error}; write {_CALLS[name]}") from None
+        return function(*args, **kwargs)
+
+    return cast(F, checked)
+
+
+_CALLED = {"ArrayLoader": "Loader", "_Epoch": "Loader"}
+
+
+class Hinting:
+    """An object that refuses an attribute that it lacks with the line to write, where other libraries have it."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:  # which would take any name for one that there is
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(_refusal(type(self), name))
+
+
+class HintingType(type):
+    """The type of a class that does so itself, as for ``from_folder``."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(cls, name: str) -> Any:
+            raise AttributeError(_refusal(cls, name))
+
+
+def _refusal(kind: type, name: str) -> str:
+    """The sentence for an attribute that an object of a class lacks."""
+    owner, is_private = _CALLED.get(kind.__name__, kind.__name__), name[:1] == "_"
+    hint = "" if is_private else hint_for(name, [known for known in dir(kind) if known[0] != "_"], owner)
+    return f"a {owner} has no {name!r}{hint}"
