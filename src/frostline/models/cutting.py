@@ -271,7 +271,8 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         model: parameters that are trained require gradients, the others do not. What is compiled, or wrapped for
             several devices, is cut as the network inside (see ``models.modules``).
         inputs: the per-sample shape of its one input of float32 pixels, or a ``TensorSpec`` for each of its inputs.
-        frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
+        frozen_in_eval: run frozen layers in eval mode even where they are in train mode now; the head puts those that
+            it runs itself into eval mode.
 
     Raises:
         NothingFrozen: Nothing can be computed before the first trainable layer.
@@ -282,7 +283,10 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
     _refuse_without_values(model)
     with _ONE_AT_A_TIME, kept_draws():
         flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
-        return _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
+        found = _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
+    if frozen_in_eval:  # those too that run at the trainer, as behind a trained layer
+        found.head.keep_in_eval(module for path, module in model.named_modules() if not flags[path])
+    return found
 
 
 def _refuse_without_values(model: nn.Module) -> None:

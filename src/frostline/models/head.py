@@ -107,6 +107,7 @@ class Head(StandIn, ABC):
         self.expects_autocast = False
         self._modules_run = dict(modules)
         self._frozen = tuple(inner for _, module in frozen_modules(model) for inner in module.modules())
+        self._in_eval: tuple[nn.Module, ...] = ()
         self._shared: tuple[Any, ...] = ()  # what copies have in common
         graft(self, [*paths], modules)
         # What lies in a module that is the network's own is the network's too.
@@ -130,6 +131,10 @@ class Head(StandIn, ABC):
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         vars(copied).update(copy.deepcopy(self.__getstate__(), memo))
         return copied
+
+    def keep_in_eval(self, modules: Iterable[nn.Module]) -> None:
+        """From the next run on put modules of the network into eval mode, whoever puts them into train mode again."""
+        self._in_eval = tuple(modules)
 
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit asks for what is to be scripted."""
@@ -160,6 +165,7 @@ class Head(StandIn, ABC):
 
     def _run_as_it_is(self, tensors: list[torch.Tensor]) -> Any:
         """What ``_run`` gives with the modules and the tensors that are the head's now."""
+        self._put_into_eval()
         with (
             with_modules(self._model[0], self.replaced_modules()),
             with_parameters(self._model[0], self),
@@ -181,7 +187,12 @@ class Head(StandIn, ABC):
         model.train(mode)
         for module, own in kept:
             module.training = own
+        self._put_into_eval()
         return self
+
+    def _put_into_eval(self) -> None:
+        for module in self._in_eval:
+            module.training = False
 
     def replaced_modules(self) -> dict[str, nn.Module]:
         """Modules that somebody has put into the head in place of its own, by path; outermost ones alone.
