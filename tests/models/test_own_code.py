@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
@@ -1011,6 +1011,22 @@ class TestCopies:
         pixels = batches()[0][0]
         with torch.no_grad():
             assert torch.equal(through(network, averages[0])(pixels), averages[1](pixels))
+
+    def test_statistics_of_an_average_are_learned_anew_for_the_head_alone(self):
+        model, plain, network = cut(Between())
+        graph, pixels = network.prefix.graph, [pixels for pixels, _ in batches()]
+        with torch.no_grad():
+            features = [Runner(graph).run([some], leaf_values(graph, network.prefix.tensors)) for some in pixels]
+            averaged = AveragedModel(network.head)
+            update_bn(features, averaged)
+            plain.body[1].reset_running_stats()
+            plain.body[1].momentum = None
+            for some in pixels:
+                plain(some)
+        found, meant = averaged.module.state_dict(), plain.state_dict()
+        assert all(torch.equal(found[name], meant[name]) for name in found)
+        assert "body.1.running_mean" in found
+        assert not model.body[1].num_batches_tracked, "the network itself has its own"
 
     def test_a_head_is_pickled_and_saved_whole(self, tmp_path):
         model, _, network = cut(Reversed())
