@@ -42,7 +42,6 @@ from frostline.models.modules import (
     all_in_eval,
     input_specs,
     modes,
-    random_batch,
     record,
     unwrap,
     zeros,
@@ -55,6 +54,7 @@ from frostline.models.tracing import (
     device_of,
     kept_draws,
     observe_run,
+    random_batch,
     run_whole,
     trace,
 )
@@ -158,7 +158,7 @@ class _Chain(nn.Module):
 def _recorded(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[ModuleCall, list[torch.Tensor]]:
     """One run in eval mode and the batch it was on: random numbers, or zeros where the network minds those."""
     device = device_of(model)
-    batches = [random_batch(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device)]
+    batches = [random_batch(model, inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0))]
     batches.append(zeros(inputs, _RECORDED_ROWS, device))
     batches = [cast_inputs(model, batch) for batch in batches]
     why = ""

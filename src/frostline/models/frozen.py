@@ -37,7 +37,7 @@ from frostline.models.graph import (
     reads,
     sources_of_change,
 )
-from frostline.models.modules import all_in_eval, modes, random_batch
+from frostline.models.modules import all_in_eval, modes
 from frostline.models.row_check import MixedRows, differs, mixed_rows
 from frostline.models.tracing import (
     UNFIT,
@@ -46,6 +46,7 @@ from frostline.models.tracing import (
     device_of,
     has_several_parts,
     observe_run,
+    random_batch,
     run_whole,
 )
 
@@ -216,7 +217,7 @@ def equals_whole(
     """
     device = device_of(model)
     for seed in range(1, batches + 1):
-        batch = random_batch(inputs, _ROWS_OF_A_CHECK, torch.Generator().manual_seed(seed), device)
+        batch = random_batch(model, inputs, _ROWS_OF_A_CHECK, torch.Generator().manual_seed(seed))
         try:
             features = features_of(part, batch, device)
         except UNFIT:
@@ -580,7 +581,7 @@ def _given_by_frozen(model: nn.Module, training: Collection[str], inputs: Sequen
         given.extend(leaf.detach().clone() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
 
     device = device_of(model)
-    batch = random_batch(inputs, _ROWS, torch.Generator().manual_seed(0), device)
+    batch = random_batch(model, inputs, _ROWS, torch.Generator().manual_seed(0))
 
     def run() -> list[torch.Tensor]:
         with torch.no_grad():

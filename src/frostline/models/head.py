@@ -31,7 +31,6 @@ from frostline.models.modules import (
     lone_parameters,
     modes,
     module_at,
-    random_batch,
     tensor_paths,
     with_buffers,
     with_modules,
@@ -46,6 +45,7 @@ from frostline.models.tracing import (
     cast_inputs,
     device_of,
     kept_draws,
+    random_batch,
     trace,
 )
 
@@ -321,7 +321,7 @@ class TracedRest:
             raise NotTraceable(_OTHERWISE)
         places = tuple(part.frost_line.tensors.index(name) for name in cut.tensors)
         device, frozen, rest = device_of(model), guard_inputs(before(graph, cut)), after(graph, cut)
-        batch = random_batch(self._inputs, _ROWS, torch.Generator().manual_seed(0), device)
+        batch = random_batch(model, self._inputs, _ROWS, torch.Generator().manual_seed(0))
         with torch.no_grad():
             made = Runner(frozen, device=device).run(batch, [leaf() for leaf in _leaves(model, traced, frozen)])
             meant = features_of(part, batch, device)
@@ -533,7 +533,7 @@ def skipping_head(
 
 
 def _batch_of_a_plan(model: nn.Module, inputs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-    return random_batch(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device_of(model))
+    return random_batch(model, inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED))
 
 
 @contextmanager

@@ -46,7 +46,6 @@ __all__ = (
     "modes",
     "module_at",
     "not_averaged",
-    "random_batch",
     "record",
     "resolved_path",
     "state_of",
@@ -665,18 +664,6 @@ def input_specs(inputs: AnyInputs) -> tuple[TensorSpec, ...]:
 def zeros(inputs: Sequence[TensorSpec], rows: int, device: torch.device | str = "cpu") -> list[torch.Tensor]:
     """A batch of zeros: a valid index, a valid mask and a valid image."""
     return [torch.zeros((rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=device) for spec in inputs]
-
-
-def random_batch(
-    inputs: Sequence[TensorSpec], rows: int, generator: torch.Generator, device: torch.device | str = "cpu"
-) -> list[torch.Tensor]:
-    """A batch of normal numbers, and of zeros and ones where the dtype is no floating one."""
-    made = []
-    for spec in inputs:
-        dtype = getattr(torch, spec.dtype)
-        values = torch.randn((rows, *spec.shape), generator=generator)
-        made.append((values if dtype.is_floating_point else values > 0).to(device=device, dtype=dtype))
-    return made
 
 
 class FeaturesGuard:
