@@ -419,7 +419,9 @@ class SkippingHead(Head):
             self._outside = outside_values(self._model[0])
         for place, (name, get, value) in enumerate(self._outside):
             if (now := get()) is not value and self._minds(("", place), now, value):
-                return f"variable {name!r}, which code of the frozen layers reads, was changed since the job was made"
+                others = dict.fromkeys(repr(name) for name, get, value in self._outside if _is_other(get(), value))
+                names = " or ".join([*others][:_MANY_VALUES]) or repr(name)
+                return f"variable {names}, which code of the frozen layers reads, was changed since the job was made"
         return None
 
     def _minds(self, key: tuple[str, str | int], now: Any, value: Any) -> bool:
@@ -495,6 +497,10 @@ class SkippingHead(Head):
         if not self.expects_autocast and torch.is_autocast_enabled(kind):
             self._tell_autocast(torch.get_autocast_dtype(kind))
         return run_behind(self._model[0], self._plan, self._inputs, tensors)
+
+
+def _is_other(now: Any, value: Any) -> bool:
+    return now is not value and not is_same_plain(now, value) and (plain_copy(now) is NOT_PLAIN or now != value)
 
 
 def skipping_head(
