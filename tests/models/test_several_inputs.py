@@ -186,3 +186,33 @@ def test_each_image_of_a_pair_or_a_triplet_has_its_own_features(names):
     assert network.head.makes_the_same()
     model.gain = 2.0
     assert not network.head.makes_the_same(), "other numbers are seen in what the check makes up"
+
+
+class Chosen(nn.Module):
+    """Uses a text's first word and the one behind which it ends, as text encoders of CLIP do; both are frozen."""
+
+    END = 9
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(WORDS, 8).requires_grad_(False)
+        self.first, self.last = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, ids):
+        hidden = torch.tanh(self.words(ids))
+        first, last = hidden[:, 0], hidden[torch.arange(len(ids)), (ids == self.END).int().argmax(-1)]
+        return self.first(first) + self.last(last)
+
+
+@pytest.mark.promise("equal", mended="two tensors that were alike in all trials were taken for one")
+@pytest.mark.parametrize("is_known", [False, True])
+def test_tensors_that_no_made_up_sample_tells_apart_are_left_to_the_network(is_known):
+    model = Chosen()
+    model.END = 1 if is_known else Chosen.END
+    network = cut_network(model, (TensorSpec((LENGTH,), "int64"),))
+    ids = torch.randint(2, WORDS, (8, LENGTH))
+    ids[torch.arange(8), 1 + torch.arange(8) % 5] = model.END
+    assert ("two tensors at its frost line are the same for all samples" in (network.fallback or "")) != is_known
+    features = [ids] if network.prefix is None else crossed(shipped_engine(network), [ids], network.frost_line)
+    assert torch.allclose(network.head(features), model(ids), rtol=1e-6, atol=1e-6)

@@ -223,6 +223,7 @@ _MENDS = {
     "that are not torch's": "let its code draw them by torch, in the head",
     "by what their code keeps in Python": "let its code give the same for the same input, or train that layer too",
     "as it runs": "let its code count elsewhere, or train that layer too",
+    "two tensors at its frost line": "freeze up to a layer that gives the one tensor of which both are made",
     "use_reentrant": "pass use_reentrant=False, as PyTorch advises",
     "in output": "let it return tensors alone, as with model.config.use_cache = False",
 }

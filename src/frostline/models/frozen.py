@@ -6,6 +6,7 @@ Works out ahead what a frozen part makes of its weights alone, where nodes do no
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from frostline.models.graph import (
     guard_inputs,
     prune,
     reads,
+    same_values,
     sources_of_change,
 )
 from frostline.models.modules import all_in_eval, modes
@@ -59,6 +61,7 @@ __all__ = (
     "find_frozen",
     "fold_constants",
     "frozen_rest",
+    "has_alike_features",
     "minds_its_mode",
     "named_tensors",
     "order_graph",
@@ -189,6 +192,21 @@ def features_of(part: FrozenPart, batch: Sequence[torch.Tensor], device: torch.d
     leaves = [leaf.to(device) for leaf in leaf_values(part.prefix.graph, part.prefix.tensors)]
     with torch.no_grad():
         return list(Runner(part.prefix.graph, device=device).run(batch, leaves))
+
+
+def has_alike_features(part: FrozenPart, features: Sequence[torch.Tensor]) -> bool:
+    """Whether some of these tensors at the frost line cannot be told from each other by their values.
+
+    Those that the graph makes alike, as where an encoder runs twice on the same, are left out.
+    """
+    same = same_values(part.traced.graph)
+    named = zip((same.get(name, name) for name in part.frost_line.tensors), features, strict=True)
+    return any(
+        one != other
+        and (feature.dtype, feature.numel()) == (another.dtype, another.numel())
+        and not differs(feature.reshape(-1), another.reshape(-1), in_place=True)
+        for (one, feature), (other, another) in combinations(named, 2)
+    )
 
 
 def equals_whole(

@@ -19,7 +19,7 @@ from frostline.engines.machine import compute_slot
 from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
 from frostline.models.cuts import contiguous_copies
 from frostline.models.freezing import frozen_modules
-from frostline.models.frozen import FrozenPart, equals_whole, features_of, order_graph
+from frostline.models.frozen import FrozenPart, equals_whole, features_of, has_alike_features, order_graph
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
     StandIn,
@@ -37,7 +37,14 @@ from frostline.models.modules import (
     with_parameters,
 )
 from frostline.models.outside import NOT_PLAIN, is_same_plain, outside_values, plain_copy
-from frostline.models.skipping import SkipPlan, makes_same_features, plan_of, run_behind, written_activations
+from frostline.models.skipping import (
+    SkipPlan,
+    Unsteady,
+    makes_same_features,
+    plan_of,
+    run_behind,
+    written_activations,
+)
 from frostline.models.tracing import (
     UNFIT,
     Trace,
@@ -334,6 +341,10 @@ class TracedRest:
 
 
 _DOES_MORE = "it does more than its trace says, such as a backward or hooks of its own or what it reads of Python"
+_ALIKE = (
+    "two tensors at its frost line are the same for all samples that are made up to check it, as where one is chosen "
+    "by a word that none of them has"
+)
 _OTHERWISE = "the frozen part of the network computes something else when its head changes mode"
 
 
@@ -520,12 +531,14 @@ def skipping_head(
         rest: graph from the frost line on; None where the network was not traced as a whole.
 
     Raises:
-        Unsteady: The frozen part is another one in each run.
+        Unsteady: The frozen part is another one in each run, or nobody can tell its results from each other.
     """
     batch = _batch_of_a_plan(model, inputs)
     try:
         with _to_the_line(model, flags):
             features = features_of(part, batch, device_of(model))
+            if has_alike_features(part, features):
+                raise Unsteady(_ALIKE)
             plan = plan_of(model, cast_inputs(model, batch), features)
         if plan is None:
             return None

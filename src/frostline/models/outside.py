@@ -104,7 +104,7 @@ class _Walk:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._seen = {id(module) for module in model.modules()}
+        self._seen = {id(module) for module in (*model.modules(), *_GLOBAL_GENERATORS)}
         self._named_of: dict[int, set[str]] = {}  # what was seen of modules of Python's
         self._classes: set[type] = set()
         kinds = {base for module in model.modules() for base in type(module).__mro__ if _is_users(base)}
@@ -504,6 +504,11 @@ def _is_own_file(path: str) -> bool:
 
 
 _INSTALLED = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+# Of which it is to be seen that they are drawn from: they move on from trial to trial, and are put back at the end.
+_GLOBAL_GENERATORS: Sequence[Any] = [
+    draw.__self__  # type: ignore[union-attr]
+    for draw in (random.uniform, np.random.rand)
+]
 _GENERATORS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
     random.Random: (random.Random.getstate, random.Random.setstate),
