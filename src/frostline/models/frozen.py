@@ -202,10 +202,10 @@ def has_alike_features(part: FrozenPart, features: Sequence[torch.Tensor]) -> bo
     same = same_values(part.traced.graph)
     named = zip((same.get(name, name) for name in part.frost_line.tensors), features, strict=True)
     return any(
-        one != other
+        name != other
         and (feature.dtype, feature.numel()) == (another.dtype, another.numel())
         and not differs(feature.reshape(-1), another.reshape(-1), in_place=True)
-        for (one, feature), (other, another) in combinations(named, 2)
+        for (name, feature), (other, another) in combinations(named, 2)
     )
 
 

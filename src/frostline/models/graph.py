@@ -217,7 +217,13 @@ def replace_values(argument: Argument, values: Mapping[str, Argument]) -> Argume
     return tuple(replace_values(item, values) for item in argument) if isinstance(argument, tuple) else argument
 
 
-_KEEPING = frozenset({"alias", "clone", "contiguous", "detach", "flatten", "lift_fresh_copy", "reshape", "view"})
+_KEEPING = frozenset(
+    {
+        *("alias", "clone", "contiguous", "detach", "flatten", "lift_fresh_copy", "permute", "reshape", "squeeze", "t"),
+        *("to", "to_copy", "transpose", "type_as", "unflatten", "unsqueeze", "view"),
+        *("dropout", "feature_dropout", "alpha_dropout"),  # of a frozen layer, which is in eval mode
+    }
+)
 
 
 def same_values(graph: Graph) -> dict[str, str]:

@@ -211,14 +211,14 @@ def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -
 
     Args:
         model: network.
-        tell: function that is told the module, the name and the value.
+        tell: function that is told the module, the name and the value when it is read for the first time.
     """
-    changed = []
+    changed, told = [], set[tuple[int, str]]()
     try:
         for module in model.modules():
             kind = type(module)
             with suppress(TypeError):  # it has a layout of its own, as what is written in C
-                module.__class__ = _telling(kind, tell)
+                module.__class__ = _telling(kind, tell, told)
                 changed.append((module, kind))
         yield
     finally:
@@ -226,10 +226,14 @@ def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -
             module.__class__ = kind
 
 
-def _telling(kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None]) -> type[nn.Module]:
+def _telling(
+    kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None], told: set[tuple[int, str]]
+) -> type[nn.Module]:
     def read(self: nn.Module, name: str) -> Any:
         value = kind.__getattribute__(self, name)
-        if name not in OWN_NAMES and name in object.__getattribute__(self, "__dict__"):
+        is_told = name in OWN_NAMES or (id(self), name) in told
+        if not is_told and name in object.__getattribute__(self, "__dict__"):
+            told.add((id(self), name))
             copied = plain_copy(value)
             if copied is not NOT_PLAIN:
                 tell(self, name, copied)
