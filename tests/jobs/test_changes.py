@@ -637,9 +637,15 @@ def test_features_of_the_part_before_stay_on_the_disk(folder, tmp_path):
 
 def test_frozen_layers_that_run_in_eval_mode_anyway_may_be_put_into_train_mode(folder):
     model = network()
-    with job_for(folder, model, frozen_in_eval=True) as job:
+    with job_for(folder, model, frozen_in_eval=True, observe=lambda _: None) as job:
         model.train()
-        assert len(list(job.loader(BATCH))) == 3
+        [features, *rest] = [batch.features for batch in job.loader(BATCH)]
+        assert len(rest) == 2
+        job.head(features)
+        assert [part.training for part in (model.stem, model.body, model.last)] == [False, False, False]
+        model.last.requires_grad_(True)
+        job.refreeze()
+        assert [part.training for part in (model.stem, model.body, model.last)] == [False, False, True]
 
 
 def test_a_wrapped_network_is_looked_at_inside(folder):

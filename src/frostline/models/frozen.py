@@ -53,6 +53,7 @@ from frostline.models.tracing import (
 )
 
 __all__ = (
+    "ALIKE",
     "NOBODY_FROZE",
     "FrozenPart",
     "FrozenRest",
@@ -192,6 +193,13 @@ def features_of(part: FrozenPart, batch: Sequence[torch.Tensor], device: torch.d
     leaves = [leaf.to(device) for leaf in leaf_values(part.prefix.graph, part.prefix.tensors)]
     with torch.no_grad():
         return list(Runner(part.prefix.graph, device=device).run(batch, leaves))
+
+
+ALIKE = (
+    "two tensors at its frost line are the same for all samples that are made up to check it, as where one is chosen "
+    "by a word that none of them has"
+)
+"""What is said where ``has_alike_features`` is true."""
 
 
 def has_alike_features(part: FrozenPart, features: Sequence[torch.Tensor]) -> bool:

@@ -19,7 +19,7 @@ from frostline.engines.machine import compute_slot
 from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
 from frostline.models.cuts import contiguous_copies
 from frostline.models.freezing import frozen_modules
-from frostline.models.frozen import FrozenPart, equals_whole, features_of, has_alike_features, order_graph
+from frostline.models.frozen import ALIKE, FrozenPart, equals_whole, features_of, has_alike_features, order_graph
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
     StandIn,
@@ -36,7 +36,7 @@ from frostline.models.modules import (
     with_modules,
     with_parameters,
 )
-from frostline.models.outside import NOT_PLAIN, is_same_plain, outside_values, plain_copy
+from frostline.models.outside import NOT_PLAIN, is_other, is_same_plain, outside_values, plain_copy
 from frostline.models.skipping import (
     SkipPlan,
     Unsteady,
@@ -115,6 +115,7 @@ class Head(StandIn, ABC):
         self._modules_run = dict(modules)
         self._frozen = tuple(inner for _, module in frozen_modules(model) for inner in module.modules())
         self._in_eval: tuple[nn.Module, ...] = ()
+        self._put: dict[int, nn.Module] = {}  # into eval mode, by this head
         self._shared: tuple[Any, ...] = ()  # what copies have in common
         graft(self, [*paths], modules)
         # What lies in a module that is the network's own is the network's too.
@@ -199,7 +200,19 @@ class Head(StandIn, ABC):
 
     def _put_into_eval(self) -> None:
         for module in self._in_eval:
-            module.training = False
+            if module.training:
+                module.training = False
+                self._put[id(module)] = module
+
+    def give_modes_back(self, other: "Head") -> None:
+        """Have what this head put into eval mode, and another one does not, behave as this head does."""
+        theirs = vars(other)
+        kept = {id(module) for module in theirs["_in_eval"]}
+        for module in self._put.values():
+            if id(module) in kept:
+                theirs["_put"][id(module)] = module
+            else:
+                module.training = self.training
 
     def replaced_modules(self) -> dict[str, nn.Module]:
         """Modules that somebody has put into the head in place of its own, by path; outermost ones alone.
@@ -341,10 +354,6 @@ class TracedRest:
 
 
 _DOES_MORE = "it does more than its trace says, such as a backward or hooks of its own or what it reads of Python"
-_ALIKE = (
-    "two tensors at its frost line are the same for all samples that are made up to check it, as where one is chosen "
-    "by a word that none of them has"
-)
 _OTHERWISE = "the frozen part of the network computes something else when its head changes mode"
 
 
@@ -430,7 +439,7 @@ class SkippingHead(Head):
             self._outside = outside_values(self._model[0])
         for place, (name, get, value) in enumerate(self._outside):
             if (now := get()) is not value and self._minds(("", place), now, value):
-                others = dict.fromkeys(repr(name) for name, get, value in self._outside if _is_other(get(), value))
+                others = dict.fromkeys(repr(name) for name, get, value in self._outside if is_other(get(), value))
                 names = " or ".join([*others][:_MANY_VALUES]) or repr(name)
                 return f"variable {names}, which code of the frozen layers reads, was changed since the job was made"
         return None
@@ -510,10 +519,6 @@ class SkippingHead(Head):
         return run_behind(self._model[0], self._plan, self._inputs, tensors)
 
 
-def _is_other(now: Any, value: Any) -> bool:
-    return now is not value and not is_same_plain(now, value) and (plain_copy(now) is NOT_PLAIN or now != value)
-
-
 def skipping_head(
     model: nn.Module,
     part: FrozenPart,
@@ -538,7 +543,7 @@ def skipping_head(
         with _to_the_line(model, flags):
             features = features_of(part, batch, device_of(model))
             if has_alike_features(part, features):
-                raise Unsteady(_ALIKE)
+                raise Unsteady(ALIKE)
             plan = plan_of(model, cast_inputs(model, batch), features)
         if plan is None:
             return None

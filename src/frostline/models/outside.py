@@ -36,6 +36,7 @@ __all__ = (
     "OWN_NAMES",
     "PLAIN",
     "KeptState",
+    "is_other",
     "is_same_plain",
     "kept_tensors",
     "outside_values",
@@ -85,6 +86,11 @@ def is_same_plain(now: Any, value: Any) -> bool:
         return bool(now == value)
     except (RuntimeError, ValueError):  # of tensors and arrays that stand there now
         return False
+
+
+def is_other(now: Any, value: Any) -> bool:
+    """Whether a value is none that was seen before, or equal to a plain one that was copied."""
+    return now is not value and not is_same_plain(now, value) and (plain_copy(now) is NOT_PLAIN or now != value)
 
 
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
