@@ -1,11 +1,12 @@
 """What a user changes of a network after its job was made: told in one sentence, or equal to a plain loop behind it."""
 
 import copy
+import math
 import os
 import re
 from contextlib import ExitStack
 from enum import Enum
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -150,6 +151,8 @@ class Kind(Enum):
 
 
 KNOBS = {"gain": 1.0}
+CONSTANTS = ModuleType("constants")  # as users have them in a file of their own
+CONSTANTS.scale, CONSTANTS.table, CONSTANTS.runs = 1.0, [dict.fromkeys(range(200), 1.0)], 0
 
 
 class Elsewhere(Net):
@@ -158,22 +161,29 @@ class Elsewhere(Net):
     def __init__(self):
         super().__init__()
         self.config, self.activation = Config(), torch.relu
-        self.table, self.numbers = dict.fromkeys(range(100), 1.0), np.ones(1, np.float32)
+        self.table, self.numbers = dict.fromkeys(range(5000), 1.0), np.ones(1, np.float32)
+        self.lists = [object(), dict.fromkeys(range(100), 1.0)]
         self.library, self.kind, self.offset = SimpleNamespace(gain=1.0), Kind.PLAIN, torch.zeros(1)
 
     strength = 1.0
 
     def scaled(self, hidden):
-        return hidden * self.library.gain * self.kind.value * self.strength
+        CONSTANTS.runs += 1
+        scale = CONSTANTS.scale * CONSTANTS.table[0][199] * self.lists[1][99] * math.tau
+        return hidden * self.library.gain * self.kind.value * self.strength * scale
 
     def forward(self, pixels):
         hidden = self.scaled(self.stem(pixels) + self.offset) * self.config.scale + self.config.shift
         hidden = self.activation(hidden) * KNOBS["gain"] * float(os.environ.get("GAIN", "1"))
-        return self.fc(self.last(self.body(hidden * self.table[99] * float(self.numbers[0]))).mean((2, 3)))
+        return self.fc(self.last(self.body(hidden * self.table[4999] * float(self.numbers[0]))).mean((2, 3)))
 
 
 READ_ELSEWHERE = {
     "a global variable": lambda m, patch: patch.setitem(KNOBS, "gain", 2.0),
+    "a variable of another file": lambda m, patch: patch.setattr(CONSTANTS, "scale", 2.0),
+    "a table of another file": lambda m, patch: patch.setitem(CONSTANTS.table[0], 199, 2.0),
+    "a table in a list": lambda m, patch: patch.setitem(m.lists[1], 99, 2.0),
+    "a variable of a library": lambda m, patch: patch.setattr(math, "tau", 6.0),
     "the environment": lambda m, patch: patch.setenv("GAIN", "3"),
     "an object": lambda m, patch: patch.setattr(m.config, "shift", 0.5),
     "a class": lambda m, patch: patch.setattr(Config, "scale", 0.5),
@@ -186,7 +196,7 @@ READ_ELSEWHERE = {
     "values of a tensor": lambda m, patch: patch.setattr(m.offset, "data", torch.ones(1)),
     "a function": lambda m, patch: patch.setattr(m, "activation", torch.sigmoid),
     "a class of modules": lambda m, patch: patch.setattr(nn.ReLU, "forward", lambda _, x: x.abs()),
-    "a long table": lambda m, patch: patch.setitem(m.table, 99, 2.0),
+    "a long table": lambda m, patch: patch.setitem(m.table, 4999, 2.0),
     "an array": lambda m, patch: patch.setattr(m, "numbers", m.numbers * 2),
     "a hook of the whole network": lambda m, patch: patch.setitem(
         m._forward_pre_hooks,  # noqa: SLF001 (as register_forward_pre_hook does)
@@ -201,9 +211,7 @@ READ_ELSEWHERE = {
 }
 
 
-BY_A_RUN = {"the environment", "a class of modules", "a long table"} | {
-    name for name in READ_ELSEWHERE if "hook" in name
-}
+BY_A_RUN = {"a class of modules", "a long table"} | {name for name in READ_ELSEWHERE if "hook" in name}
 """What of these shows in what the frozen layers give alone."""
 
 
@@ -216,7 +224,7 @@ def test_what_frozen_code_reads_of_python_is_noticed_around_a_pass(folder, monke
                 found = [next(batches)] if late else []
                 with monkeypatch.context() as patch:
                     change(model, patch)
-                    with pytest.raises(NetworkChanged, match=r"(a global|its forward).*refreeze\(\)"):
+                    with pytest.raises(NetworkChanged, match=r"(a global|its forward|variable).*refreeze\(\)"):
                         found.extend(batches)
                 assert len(found) == 3 * late, kind
         expected = copy.deepcopy(model)
@@ -458,17 +466,23 @@ def test_no_pass_that_ends_hides_what_changed_within_it(folder):
 
 def test_what_is_switched_around_a_call_of_the_head_alone_is_noticed_by_that_call(folder, monkeypatch):
     """As a reference without an adapter is computed, before the pass goes on as it was."""
+    monkeypatch.setattr(CONSTANTS, "runs", 0)
     model = freeze(Elsewhere().train(), "last", input_shape=(3, 32, 32))
     with job_for(folder, model) as job:
         [features, *_] = [batch.features for batch in job.loader(BATCH)]
+        assert CONSTANTS.runs == 0, "trials of the network count nowhere"
         expected = job.head(features)
+        assert CONSTANTS.runs == 1
         for kind, change in READ_ELSEWHERE.items():
             if kind in BY_A_RUN:
                 continue
             with monkeypatch.context() as patch:
                 change(model, patch)
-                with pytest.raises(ModelError, match=r"which code of the frozen layers reads, was.*refreeze\(\)"):
+                with pytest.raises(
+                    ModelError, match=r"which code of the frozen layers reads, was.*refreeze\(\)"
+                ) as told:
                     job.head(features)
+                assert kind != "the environment" or "'os.environ'" in str(told.value)
             assert torch.equal(job.head(features), expected)
         monkeypatch.setattr(model.config, "note", "the head's")
         assert torch.equal(job.head(features), expected)
@@ -623,9 +637,15 @@ def test_features_of_the_part_before_stay_on_the_disk(folder, tmp_path):
 
 def test_frozen_layers_that_run_in_eval_mode_anyway_may_be_put_into_train_mode(folder):
     model = network()
-    with job_for(folder, model, frozen_in_eval=True) as job:
+    with job_for(folder, model, frozen_in_eval=True, observe=lambda _: None) as job:
         model.train()
-        assert len(list(job.loader(BATCH))) == 3
+        [features, *rest] = [batch.features for batch in job.loader(BATCH)]
+        assert len(rest) == 2
+        job.head(features)
+        assert [part.training for part in (model.stem, model.body, model.last)] == [False, False, False]
+        model.last.requires_grad_(True)
+        job.refreeze()
+        assert [part.training for part in (model.stem, model.body, model.last)] == [False, False, True]
 
 
 def test_a_wrapped_network_is_looked_at_inside(folder):

@@ -685,6 +685,19 @@ def test_the_whole_network_called_with_features_is_told_of_the_head(job):
     assert job.model(torch.zeros(2, 3, 32, 32)).shape == (2, 3), "samples are taken as ever"
 
 
+def test_what_is_done_to_features_as_if_they_were_pixels_is_done_behind_the_frozen_layers(job, photos, quick):
+    batch = next(iter(job.loader(4)))
+    given, pixels = batch.features.clone(), next(iter(fl.loader(photos, batch_size=4, preprocess=quick))).images
+    assert torch.allclose(given, job.model.stem(pixels).flatten(1), atol=ROUNDING)
+    with pytest.raises((TypeError, ValueError)):
+        v2.functional.normalize(batch.features, MEAN, STD)
+    batch.features.sub_(0.5).div_(0.25)
+    assert torch.equal(job.head(batch.features), job.model.fc((given - 0.5) / 0.25))
+    assert torch.equal(next(iter(job.loader(4))).features, given), (
+        "the next pass has them as the frozen layers gave them"
+    )
+
+
 def test_a_network_is_unguarded_in_its_copies_its_files_and_behind_its_job(job):
     features = next(iter(job.loader(4))).features
     file = io.BytesIO()

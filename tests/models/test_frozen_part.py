@@ -386,3 +386,47 @@ def test_frozen_layers_in_train_mode_that_do_the_same_there_are_cut(layer):
     network = cut_network(model, SHAPE)
     assert network.frost_line.name.startswith(("backbone", "mean"))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Behind(Network):
+    """Frozen layers that run at the trainer, behind the frost line or in the head too."""
+
+    def __init__(self, kind):
+        super().__init__(nn.Sequential(nn.Conv2d(6, 6, 1), nn.BatchNorm2d(6), nn.Dropout(0.3)))
+        self.kind, self.adapter = kind, nn.Conv2d(6, 6, 1)
+        if kind == "shared":
+            self.drop = self.backbone[1][2]
+        if kind == "mixed rows":
+            self.backbone[0] = nn.Sequential(self.backbone[0], Rows(lambda h: h - h.mean(0)))
+
+    def forward(self, x):
+        if self.kind == "by values" and float(x.sum()) > 1e9:
+            x = x * 2
+        hidden = self.backbone[0](x)
+        hidden = self.backbone[1:](self.adapter(hidden) if self.kind == "behind a trained layer" else hidden)
+        hidden = hidden.mean((2, 3)) if self.kind != "by values" or float(hidden.sum()) < 1e9 else hidden
+        return self.fc(self.drop(hidden) if self.kind == "shared" else hidden)
+
+
+@pytest.mark.parametrize("kind", ["shared", "mixed rows", "behind a trained layer", "by values"])
+def test_frozen_layers_that_run_at_the_trainer_run_in_eval_mode_there_too(kind):
+    model = Behind(kind).train()
+    model.backbone.requires_grad_(False)
+    plain = copy.deepcopy(model)
+    network = cut_network(model, SHAPE, frozen_in_eval=True)
+    assert model.training, "it is the head that changes modes"
+    for training in (True, False, True):
+        plain.train(training).backbone.eval()
+        network.head.train(training)
+        if training:
+            model.train()
+        batch = torch.randn(4, *SHAPE)
+        features = [batch]
+        if network.prefix is not None:
+            features = crossed(shipped_engine(network), [batch], network.frost_line)
+        torch.manual_seed(1)
+        found = network.head(features)
+        torch.manual_seed(1)
+        assert torch.allclose(found, plain(batch), rtol=1e-6, atol=1e-6)
+        for (name, value), meant in zip(model.state_dict().items(), plain.state_dict().values(), strict=True):
+            assert torch.equal(value, meant), name

@@ -12,6 +12,8 @@ from frostline.core.errors import BadRequest, ModelError, UnsafeArtifact
 from frostline.engines.graph_runner import leaf_values
 from frostline.engines.measure import cut_seconds, cut_values
 from frostline.models import cut_network, freeze
+from frostline.models.tracing import takes_parts
+from frostline.preprocess.steps import place_inputs
 from support.cutting import crossed, finished, shipped_engine
 
 WORDS, LENGTH = 100, 12
@@ -144,3 +146,73 @@ def test_sends_an_input_that_later_layers_need_unchanged():
     for cut in network.cuts[1:]:
         features = finished(network, cut, crossed(engine, batch, cut))
         assert torch.equal(network.head(features), expected), cut.name
+
+
+class Twins(nn.Module):
+    """One frozen encoder for several images of a sample, as in siamese and triplet networks."""
+
+    gain = 1.0
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.projection = nn.Linear(6, 4)
+        self.encoder.requires_grad_(False)
+
+    def forward(self, anchor, positive, negative=None):
+        images = [image for image in (anchor, positive, negative) if image is not None]
+        found = [self.projection(self.encoder(image * self.gain)) for image in images]
+        return nn.functional.cosine_similarity(found[0], found[1]) - (found[-1] - found[0]).square().sum(1)
+
+
+@pytest.mark.promise("equal", mended="both images of a pair had the features of the first one")
+@pytest.mark.parametrize("names", [("anchor", "positive"), ("negative", "anchor", "positive")])
+def test_each_image_of_a_pair_or_a_triplet_has_its_own_features(names):
+    places = place_inputs((name, TensorSpec((3, 9, 9), "float32")) for name in names)
+    samples = np.zeros((8, places[-1].end), np.int64)
+    given = {name: torch.randn(8, 3, 9, 9) for name in names}
+    for place in places:
+        for row, image in zip(samples, given[place.name], strict=True):
+            place.within(row)[...] = image.numpy()
+    plain, model = Twins(), Twins()
+    network = cut_network(takes_parts(model, places), (TensorSpec(samples.shape[1:], "int64"),))
+    assert len(network.frost_line.tensors) == len(names)
+    features = crossed(shipped_engine(network), [torch.from_numpy(samples)], network.frost_line)
+    for run in (lambda: network.head(features), lambda: plain(**given)):
+        run().sum().backward()
+    assert torch.allclose(network.head(features), plain(**given), rtol=1e-6, atol=1e-6)
+    assert torch.allclose(model.projection.weight.grad, plain.projection.weight.grad, rtol=1e-5, atol=1e-6)
+    assert network.head.makes_the_same()
+    model.gain = 2.0
+    assert not network.head.makes_the_same(), "other numbers are seen in what the check makes up"
+
+
+class Chosen(nn.Module):
+    """Uses a text's first word and the one behind which it ends, as text encoders of CLIP do; both are frozen."""
+
+    END = 9
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(WORDS, 8).requires_grad_(False)
+        self.first, self.last = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, ids):
+        hidden = torch.tanh(self.words(ids))
+        first, last = hidden[:, 0], hidden[torch.arange(len(ids)), (ids == self.END).int().argmax(-1)]
+        return self.first(first) + self.last(last)
+
+
+@pytest.mark.promise("equal", mended="two tensors that were alike in all trials were taken for one")
+@pytest.mark.parametrize("is_known", [False, True])
+def test_tensors_that_no_made_up_sample_tells_apart_are_left_to_the_network(is_known):
+    model = Chosen()
+    model.END = 1 if is_known else Chosen.END
+    network = cut_network(model, (TensorSpec((LENGTH,), "int64"),))
+    ids = torch.randint(2, WORDS, (8, LENGTH))
+    ids[torch.arange(8), 1 + torch.arange(8) % 5] = model.END
+    assert ("two tensors at its frost line are the same for all samples" in (network.fallback or "")) != is_known
+    features = [ids] if network.prefix is None else crossed(shipped_engine(network), [ids], network.frost_line)
+    assert torch.allclose(network.head(features), model(ids), rtol=1e-6, atol=1e-6)

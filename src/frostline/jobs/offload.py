@@ -110,7 +110,8 @@ def offload(
             of a sample, engine and codec together. Unless it is ``"exact"``, the node benchmarks engines on some of the
             data if that saves time.
         epochs: number of epochs that you will train, 1 by default. The plan uses it to weigh work that is done once.
-        frozen_in_eval: True runs frozen layers in eval mode even if they are in train mode now.
+        frozen_in_eval: True runs frozen layers in eval mode even if they are in train mode now; those that run at the
+            trainer are put into eval mode by ``job.head``.
         settings: requests, memory, caches and time limits of this job; by default ``LoaderSettings()``.
         node: resources of the node in this process, if ``near`` names none; by default ``NodeSettings()``.
         observe: function that is called with each event (``core.events``). Default: a Python warning if the job differs

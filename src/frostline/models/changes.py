@@ -23,6 +23,7 @@ from torch import nn
 from frostline.core.errors import ModelError, NetworkChanged
 from frostline.engines.measure import version_of
 from frostline.models.frozen import FrozenPart, minds_its_mode
+from frostline.models.head import Head
 from frostline.models.modules import is_guard, is_split, module_at
 from frostline.models.outside import is_same_plain
 
@@ -492,6 +493,8 @@ def take_over(head: nn.Module, other: nn.Module) -> None:
         head: head that loops, optimisers and trainers hold.
         other: head of the same network with another frost line; not to be used afterwards.
     """
+    if isinstance(head, Head) and isinstance(other, Head):
+        head.give_modes_back(other)
     own: MutableMapping[str, Any] = vars(head)
     kept = {name: own[name] for name in _KEPT}
     head.__class__ = type(other)

@@ -42,7 +42,6 @@ from frostline.models.modules import (
     all_in_eval,
     input_specs,
     modes,
-    random_batch,
     record,
     unwrap,
     zeros,
@@ -55,6 +54,7 @@ from frostline.models.tracing import (
     device_of,
     kept_draws,
     observe_run,
+    random_batch,
     run_whole,
     trace,
 )
@@ -158,7 +158,7 @@ class _Chain(nn.Module):
 def _recorded(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[ModuleCall, list[torch.Tensor]]:
     """One run in eval mode and the batch it was on: random numbers, or zeros where the network minds those."""
     device = device_of(model)
-    batches = [random_batch(inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0), device)]
+    batches = [random_batch(model, inputs, _RECORDED_ROWS, torch.Generator().manual_seed(0))]
     batches.append(zeros(inputs, _RECORDED_ROWS, device))
     batches = [cast_inputs(model, batch) for batch in batches]
     why = ""
@@ -223,6 +223,7 @@ _MENDS = {
     "that are not torch's": "let its code draw them by torch, in the head",
     "by what their code keeps in Python": "let its code give the same for the same input, or train that layer too",
     "as it runs": "let its code count elsewhere, or train that layer too",
+    "two tensors at its frost line": "freeze up to a layer that gives the one tensor of which both are made",
     "use_reentrant": "pass use_reentrant=False, as PyTorch advises",
     "in output": "let it return tensors alone, as with model.config.use_cache = False",
 }
@@ -271,7 +272,8 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         model: parameters that are trained require gradients, the others do not. What is compiled, or wrapped for
             several devices, is cut as the network inside (see ``models.modules``).
         inputs: the per-sample shape of its one input of float32 pixels, or a ``TensorSpec`` for each of its inputs.
-        frozen_in_eval: run frozen layers in eval mode even where they are in train mode now.
+        frozen_in_eval: run frozen layers in eval mode even where they are in train mode now; the head puts those that
+            it runs itself into eval mode.
 
     Raises:
         NothingFrozen: No operation comes before the first trainable layer.
@@ -282,7 +284,10 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
     _refuse_without_values(model)
     with _ONE_AT_A_TIME, kept_draws():
         flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
-        return _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
+        found = _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
+    if frozen_in_eval:  # those too that run at the trainer, as behind a trained layer
+        found.head.keep_in_eval(module for path, module in model.named_modules() if not flags[path])
+    return found
 
 
 def _refuse_without_values(model: nn.Module) -> None:

@@ -6,6 +6,7 @@ Works out ahead what a frozen part makes of its weights alone, where nodes do no
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -35,9 +36,10 @@ from frostline.models.graph import (
     guard_inputs,
     prune,
     reads,
+    same_values,
     sources_of_change,
 )
-from frostline.models.modules import all_in_eval, modes, random_batch
+from frostline.models.modules import all_in_eval, modes
 from frostline.models.row_check import MixedRows, differs, mixed_rows
 from frostline.models.tracing import (
     UNFIT,
@@ -46,10 +48,12 @@ from frostline.models.tracing import (
     device_of,
     has_several_parts,
     observe_run,
+    random_batch,
     run_whole,
 )
 
 __all__ = (
+    "ALIKE",
     "NOBODY_FROZE",
     "FrozenPart",
     "FrozenRest",
@@ -58,6 +62,7 @@ __all__ = (
     "find_frozen",
     "fold_constants",
     "frozen_rest",
+    "has_alike_features",
     "minds_its_mode",
     "named_tensors",
     "order_graph",
@@ -190,6 +195,28 @@ def features_of(part: FrozenPart, batch: Sequence[torch.Tensor], device: torch.d
         return list(Runner(part.prefix.graph, device=device).run(batch, leaves))
 
 
+ALIKE = (
+    "two tensors at its frost line are the same for all samples that are made up to check it, as where one is chosen "
+    "by a word that none of them has"
+)
+"""What is said where ``has_alike_features`` is true."""
+
+
+def has_alike_features(part: FrozenPart, features: Sequence[torch.Tensor]) -> bool:
+    """Whether some of these tensors at the frost line cannot be told from each other by their values.
+
+    Those that the graph makes alike, as where an encoder runs twice on the same, are left out.
+    """
+    same = same_values(part.traced.graph)
+    named = zip((same.get(name, name) for name in part.frost_line.tensors), features, strict=True)
+    return any(
+        name != other
+        and (feature.dtype, feature.numel()) == (another.dtype, another.numel())
+        and not differs(feature.reshape(-1), another.reshape(-1), in_place=True)
+        for (name, feature), (other, another) in combinations(named, 2)
+    )
+
+
 def equals_whole(
     model: nn.Module,
     part: FrozenPart,
@@ -216,7 +243,7 @@ def equals_whole(
     """
     device = device_of(model)
     for seed in range(1, batches + 1):
-        batch = random_batch(inputs, _ROWS_OF_A_CHECK, torch.Generator().manual_seed(seed), device)
+        batch = random_batch(model, inputs, _ROWS_OF_A_CHECK, torch.Generator().manual_seed(seed))
         try:
             features = features_of(part, batch, device)
         except UNFIT:
@@ -580,7 +607,7 @@ def _given_by_frozen(model: nn.Module, training: Collection[str], inputs: Sequen
         given.extend(leaf.detach().clone() for leaf in tree_leaves(output) if isinstance(leaf, torch.Tensor))
 
     device = device_of(model)
-    batch = random_batch(inputs, _ROWS, torch.Generator().manual_seed(0), device)
+    batch = random_batch(model, inputs, _ROWS, torch.Generator().manual_seed(0))
 
     def run() -> list[torch.Tensor]:
         with torch.no_grad():

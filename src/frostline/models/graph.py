@@ -25,6 +25,7 @@ __all__ = (
     "prune",
     "reads",
     "replace_values",
+    "same_values",
     "sources_of_change",
     "substitute",
     "uses_batch_statistics",
@@ -214,6 +215,26 @@ def replace_values(argument: Argument, values: Mapping[str, Argument]) -> Argume
     while isinstance(argument, Ref) and argument.name in values:
         argument = values[argument.name]
     return tuple(replace_values(item, values) for item in argument) if isinstance(argument, tuple) else argument
+
+
+_KEEPING = frozenset(
+    {
+        *("alias", "clone", "contiguous", "detach", "flatten", "lift_fresh_copy", "permute", "reshape", "squeeze", "t"),
+        *("to", "to_copy", "transpose", "type_as", "unflatten", "unsqueeze", "view"),
+        *("dropout", "feature_dropout", "alpha_dropout"),  # of a frozen layer, which is in eval mode
+    }
+)
+
+
+def same_values(graph: Graph) -> dict[str, str]:
+    """For each node the first one that gives the same numbers, as far as the graph alone tells."""
+    first: dict[object, str] = {}
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        own = substitute(node, {name: Ref(same) for name, same in found.items() if name != same})
+        kept = reads(own) if packet_of(node) in _KEEPING else []
+        found[node.name] = kept[0] if kept else first.setdefault((own.op, own.args, own.kwargs), node.name)
+    return found
 
 
 def reads(node: GraphNode) -> list[str]:

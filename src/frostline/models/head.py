@@ -19,7 +19,7 @@ from frostline.engines.machine import compute_slot
 from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
 from frostline.models.cuts import contiguous_copies
 from frostline.models.freezing import frozen_modules
-from frostline.models.frozen import FrozenPart, equals_whole, features_of, order_graph
+from frostline.models.frozen import ALIKE, FrozenPart, equals_whole, features_of, has_alike_features, order_graph
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
     StandIn,
@@ -31,14 +31,20 @@ from frostline.models.modules import (
     lone_parameters,
     modes,
     module_at,
-    random_batch,
     tensor_paths,
     with_buffers,
     with_modules,
     with_parameters,
 )
-from frostline.models.outside import NOT_PLAIN, is_same_plain, outside_values, plain_copy
-from frostline.models.skipping import SkipPlan, makes_same_features, plan_of, run_behind, written_activations
+from frostline.models.outside import NOT_PLAIN, is_other, is_same_plain, outside_values, plain_copy
+from frostline.models.skipping import (
+    SkipPlan,
+    Unsteady,
+    makes_same_features,
+    plan_of,
+    run_behind,
+    written_activations,
+)
 from frostline.models.tracing import (
     UNFIT,
     Trace,
@@ -46,6 +52,7 @@ from frostline.models.tracing import (
     cast_inputs,
     device_of,
     kept_draws,
+    random_batch,
     trace,
 )
 
@@ -107,6 +114,8 @@ class Head(StandIn, ABC):
         self.expects_autocast = False
         self._modules_run = dict(modules)
         self._frozen = tuple(inner for _, module in frozen_modules(model) for inner in module.modules())
+        self._in_eval: tuple[nn.Module, ...] = ()
+        self._put: dict[int, nn.Module] = {}  # into eval mode, by this head
         self._shared: tuple[Any, ...] = ()  # what copies have in common
         graft(self, [*paths], modules)
         # What lies in a module that is the network's own is the network's too.
@@ -130,6 +139,10 @@ class Head(StandIn, ABC):
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         vars(copied).update(copy.deepcopy(self.__getstate__(), memo))
         return copied
+
+    def keep_in_eval(self, modules: Iterable[nn.Module]) -> None:
+        """From the next run on put modules of the network into eval mode, whoever puts them into train mode again."""
+        self._in_eval = tuple(modules)
 
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit asks for what is to be scripted."""
@@ -162,6 +175,7 @@ class Head(StandIn, ABC):
 
     def _run_as_it_is(self, tensors: list[torch.Tensor]) -> Any:
         """What ``_run`` gives with the modules and the tensors that are the head's now."""
+        self._put_into_eval()
         with (
             with_modules(self._model[0], self.replaced_modules()),
             with_parameters(self._model[0], self),
@@ -183,7 +197,24 @@ class Head(StandIn, ABC):
         model.train(mode)
         for module, own in kept:
             module.training = own
+        self._put_into_eval()
         return self
+
+    def _put_into_eval(self) -> None:
+        for module in self._in_eval:
+            if module.training:
+                module.training = False
+                self._put[id(module)] = module
+
+    def give_modes_back(self, other: "Head") -> None:
+        """Have what this head put into eval mode, and another one does not, behave as this head does."""
+        theirs = vars(other)
+        kept = {id(module) for module in theirs["_in_eval"]}
+        for module in self._put.values():
+            if id(module) in kept:
+                theirs["_put"][id(module)] = module
+            else:
+                module.training = self.training
 
     def replaced_modules(self) -> dict[str, nn.Module]:
         """Modules that somebody has put into the head in place of its own, by path; outermost ones alone.
@@ -312,7 +343,7 @@ class TracedRest:
             raise NotTraceable(_OTHERWISE)
         places = tuple(part.frost_line.tensors.index(name) for name in cut.tensors)
         device, frozen, rest = device_of(model), guard_inputs(before(graph, cut)), after(graph, cut)
-        batch = random_batch(self._inputs, _ROWS, torch.Generator().manual_seed(0), device)
+        batch = random_batch(model, self._inputs, _ROWS, torch.Generator().manual_seed(0))
         with torch.no_grad():
             made = Runner(frozen, device=device).run(batch, [leaf() for leaf in _leaves(model, traced, frozen)])
             meant = features_of(part, batch, device)
@@ -410,7 +441,9 @@ class SkippingHead(Head):
             self._outside = outside_values(self._model[0])
         for place, (name, get, value) in enumerate(self._outside):
             if (now := get()) is not value and self._minds(("", place), now, value):
-                return f"variable {name!r}, which code of the frozen layers reads, was changed since the job was made"
+                others = dict.fromkeys(repr(name) for name, get, value in self._outside if is_other(get(), value))
+                names = " or ".join([*others][:_MANY_VALUES]) or repr(name)
+                return f"variable {names}, which code of the frozen layers reads, was changed since the job was made"
         return None
 
     def _minds(self, key: tuple[str, str | int], now: Any, value: Any) -> bool:
@@ -505,12 +538,14 @@ def skipping_head(
         rest: graph from the frost line on; None where the network was not traced as a whole.
 
     Raises:
-        Unsteady: The frozen part is another one in each run.
+        Unsteady: The frozen part is another one in each run, or nobody can tell its results from each other.
     """
     batch = _batch_of_a_plan(model, inputs)
     try:
         with _to_the_line(model, flags):
             features = features_of(part, batch, device_of(model))
+            if has_alike_features(part, features):
+                raise Unsteady(ALIKE)
             plan = plan_of(model, cast_inputs(model, batch), features)
         if plan is None:
             return None
@@ -524,7 +559,7 @@ def skipping_head(
 
 
 def _batch_of_a_plan(model: nn.Module, inputs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-    return random_batch(inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED), device_of(model))
+    return random_batch(model, inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED))
 
 
 @contextmanager

@@ -46,7 +46,6 @@ __all__ = (
     "modes",
     "module_at",
     "not_averaged",
-    "random_batch",
     "record",
     "resolved_path",
     "state_of",
@@ -212,14 +211,14 @@ def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -
 
     Args:
         model: network.
-        tell: function that is told the module, the name and the value.
+        tell: function that is told the module, the name and the value when it is read for the first time.
     """
-    changed = []
+    changed, told = [], set[tuple[int, str]]()
     try:
         for module in model.modules():
             kind = type(module)
             with suppress(TypeError):  # it has a layout of its own, as what is written in C
-                module.__class__ = _telling(kind, tell)
+                module.__class__ = _telling(kind, tell, told)
                 changed.append((module, kind))
         yield
     finally:
@@ -227,10 +226,14 @@ def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -
             module.__class__ = kind
 
 
-def _telling(kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None]) -> type[nn.Module]:
+def _telling(
+    kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None], told: set[tuple[int, str]]
+) -> type[nn.Module]:
     def read(self: nn.Module, name: str) -> Any:
         value = kind.__getattribute__(self, name)
-        if name not in OWN_NAMES and name in object.__getattribute__(self, "__dict__"):
+        is_told = name in OWN_NAMES or (id(self), name) in told
+        if not is_told and name in object.__getattribute__(self, "__dict__"):
+            told.add((id(self), name))
             copied = plain_copy(value)
             if copied is not NOT_PLAIN:
                 tell(self, name, copied)
@@ -665,18 +668,6 @@ def input_specs(inputs: AnyInputs) -> tuple[TensorSpec, ...]:
 def zeros(inputs: Sequence[TensorSpec], rows: int, device: torch.device | str = "cpu") -> list[torch.Tensor]:
     """A batch of zeros: a valid index, a valid mask and a valid image."""
     return [torch.zeros((rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=device) for spec in inputs]
-
-
-def random_batch(
-    inputs: Sequence[TensorSpec], rows: int, generator: torch.Generator, device: torch.device | str = "cpu"
-) -> list[torch.Tensor]:
-    """A batch of normal numbers, and of zeros and ones where the dtype is no floating one."""
-    made = []
-    for spec in inputs:
-        dtype = getattr(torch, spec.dtype)
-        values = torch.randn((rows, *spec.shape), generator=generator)
-        made.append((values if dtype.is_floating_point else values > 0).to(device=device, dtype=dtype))
-    return made
 
 
 class FeaturesGuard:

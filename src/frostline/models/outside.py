@@ -15,7 +15,7 @@ import sysconfig
 import weakref
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
@@ -36,6 +36,7 @@ __all__ = (
     "OWN_NAMES",
     "PLAIN",
     "KeptState",
+    "is_other",
     "is_same_plain",
     "kept_tensors",
     "outside_values",
@@ -49,21 +50,30 @@ OWN_NAMES = frozenset(vars(nn.Module()))
 
 NOT_PLAIN = object()
 """Stands for the copy of what is not plain."""
-_ITEMS = 64  # of a container, which is compared in each step
+_ITEMS = 4096  # of a container and those in it, which is compared in each step: some 20 microseconds
 
 
 def plain_copy(value: Any) -> Any:
-    """The value of a number or a text, and a copy of a small container of such; ``NOT_PLAIN`` for all else."""
+    """The value of a number or a text, and a copy of a container of not too many such; ``NOT_PLAIN`` for all else."""
+    return _copied(value, itertools.count())
+
+
+def _copied(value: Any, count: Iterator[int]) -> Any:
     if isinstance(value, PLAIN):
-        return value
+        return value if next(count) < _ITEMS else NOT_PLAIN
     kind = type(value)
-    if kind not in (tuple, list, set, dict) or len(value) > _ITEMS:
+    if kind not in _PLAIN_CONTAINERS or len(value) > _ITEMS:
         return NOT_PLAIN
-    items = [plain_copy(item) for item in (value.items() if kind is dict else value)]
-    if any(item is NOT_PLAIN for item in items):
-        return NOT_PLAIN
+    items = list[Any]()
+    for item in value.items() if kind is dict else value:
+        items.append(_copied(item, count))
+        if items[-1] is NOT_PLAIN:
+            return NOT_PLAIN
     # One that nobody can change is its own copy, so that it is known by its place in memory.
     return value if kind is tuple and all(map(operator.is_, items, value)) else kind(items)
+
+
+_PLAIN_CONTAINERS = (tuple, list, set, dict)
 
 
 def is_same_plain(now: Any, value: Any) -> bool:
@@ -76,6 +86,11 @@ def is_same_plain(now: Any, value: Any) -> bool:
         return bool(now == value)
     except (RuntimeError, ValueError):  # of tensors and arrays that stand there now
         return False
+
+
+def is_other(now: Any, value: Any) -> bool:
+    """Whether a value is none that was seen before, or equal to a plain one that was copied."""
+    return now is not value and not is_same_plain(now, value) and (plain_copy(now) is NOT_PLAIN or now != value)
 
 
 _KNOWN_CONTAINERS = (dict, OrderedDict, defaultdict, Counter, list, set, deque)
@@ -95,7 +110,8 @@ class _Walk:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._seen = {id(module) for module in model.modules()}
+        self._seen = {id(module) for module in (*model.modules(), *_GLOBAL_GENERATORS)}
+        self._named_of: dict[int, set[str]] = {}  # what was seen of modules of Python's
         self._classes: set[type] = set()
         kinds = {base for module in model.modules() for base in type(module).__mro__ if _is_users(base)}
         todo: list[Any] = []
@@ -117,7 +133,7 @@ class _Walk:
             self._tensor(value)
             return ()
         if isinstance(value, FunctionType):
-            return self._of_function(value) if _is_own_file(value.__code__.co_filename) else ()
+            return self._of_function(value) if _is_own_file(value.__code__.co_filename) else _read_by(value)
         if isinstance(value, _WRAPPERS):
             return _inside(value)
         if isinstance(value, tuple | frozenset):
@@ -140,13 +156,26 @@ class _Walk:
         return [*(value.values() if isinstance(value, dict) else value)]
 
     def _of_function(self, function: FunctionType) -> list[Any]:
-        own = function.__globals__
-        named = {name: own[name] for name in dict.fromkeys(_names_of(function.__code__)) if name in own}
+        own, names = function.__globals__, dict.fromkeys(_names_of(function.__code__))
+        named = {name: own[name] for name in names if name in own}
         self._variables(own, named)
         cells = [cell for cell in function.__closure__ or () if _is_filled(cell)]
         for cell in cells:
             self._cell(cell)
-        return [*named.values(), *(cell.cell_contents for cell in cells), *(function.__defaults__ or ())]
+        found = [*named.values(), *(cell.cell_contents for cell in cells), *(function.__defaults__ or ())]
+        return [*found, *(item for value in found for item in self._of_python_module(value, names))]
+
+    def _of_python_module(self, value: Any, names: Collection[str]) -> Iterator[Any]:
+        """What a function may read of a module of Python's, such as ``settings.scale``, by the names that it has."""
+        if not isinstance(value, ModuleType):
+            return
+        own, known = vars(value), self._named_of.setdefault(id(value), set())
+        named = {name: own[name] for name in names if name in own and name not in known}
+        known.update(named)
+        self._variables(own, named)
+        for item in named.values():
+            yield item
+            yield from self._of_python_module(item, names)
 
     def _of_class(self, kind: type) -> Sequence[Any]:
         if kind in self._classes:
@@ -263,6 +292,7 @@ def outside_values(model: nn.Module) -> list[tuple[str, Callable[[], Any], Any]]
 class _Values(_Walk):
     def __init__(self, model: nn.Module) -> None:
         self.found: list[tuple[str, Callable[[], Any], Any]] = []
+        self._compared: set[int] = set()  # containers that are
         self._own = {id(vars(module)) for module in model.modules()}
         self._registered = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         super().__init__(model)
@@ -272,12 +302,17 @@ class _Values(_Walk):
             self.found.append((name, partial(_identity, get), id(value)))
         elif (copied := plain_copy(value)) is not NOT_PLAIN:
             self.found.append((name, get, copied))
+            self._compared.update(map(id, _containers(value)))
         elif not isinstance(value, (*_KNOWN_CONTAINERS, *_ITERATORS)):  # which may hold much, and are changed in place
             self.found.append((name, get, value))
 
     def _attributes(self, own: MutableMapping[str, Any]) -> None:
         if id(own) not in self._own:
             self._named(own, own)
+
+    def _container(self, value: Any) -> None:
+        if type(value) in _PLAIN_CONTAINERS and id(value) not in self._compared:
+            self._add(f"in a {type(value).__name__}", partial(_itself, value), value)
 
     def _variables(self, own: MutableMapping[str, Any], named: Mapping[str, Any]) -> None:
         self._named(own, {name: value for name, value in named.items() if name[:2] != "__"})
@@ -303,14 +338,19 @@ class _Values(_Walk):
             self._add(value.name, partial(value.get, None), value.get(None))
         elif isinstance(value, np.ndarray):
             self._written("of an array", value)
+        elif value is os.environ:
+            self.found.append(("os.environ", _environment, _environment()))
 
     def _written(self, name: str, value: Any) -> None:
         get = partial(_state_at, weakref.ref(value))
         self.found.append((name, get, get()))
 
     def _of_module(self, module: nn.Module) -> list[Any]:
+        own = vars(module)
+        for name, value in own.items():  # of which it is known otherwise what is read
+            if name in OWN_NAMES or plain_copy(value) is not NOT_PLAIN:
+                self._compared.update(map(id, _containers(value)))
         if _is_users(type(module)):
-            own = vars(module)
             self._named(own, {name: item for name, item in own.items() if plain_copy(item) is NOT_PLAIN})
             self._of_its_class(module)
         return super()._of_module(module)
@@ -342,6 +382,27 @@ _WRITTEN = (torch.Tensor, np.ndarray)
 
 def _identity(get: Callable[[], Any]) -> int:
     return id(get())
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """A plain container and those in it."""
+    if type(value) in _PLAIN_CONTAINERS:
+        yield value
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _containers(item)
+
+
+def _environment() -> int:
+    return hash(frozenset(os.environ._data.items()))  # type: ignore[attr-defined]  # noqa: SLF001 (as it is stored)
+
+
+def _read_by(function: Any) -> Sequence[Any]:
+    """What a function of an installed package reads that a user may change."""
+    return (os.environ,) if function is os.getenv else ()
 
 
 def _state_at(place: Callable[[], Any]) -> int:
@@ -449,6 +510,11 @@ def _is_own_file(path: str) -> bool:
 
 
 _INSTALLED = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
+# Of which it is to be seen that they are drawn from: they move on from trial to trial, and are put back at the end.
+_GLOBAL_GENERATORS: Sequence[Any] = [
+    draw.__self__  # type: ignore[union-attr]
+    for draw in (random.uniform, np.random.rand)
+]
 _GENERATORS: Mapping[type, tuple[Callable[[Any], Any], Callable[[Any, Any], object]]] = {
     torch.Generator: (torch.Generator.get_state, torch.Generator.set_state),
     random.Random: (random.Random.getstate, random.Random.setstate),

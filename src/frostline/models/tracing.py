@@ -26,7 +26,7 @@ from frostline.core.errors import ModelError, NotTraceable
 from frostline.engines.graph_runner import is_known
 from frostline.engines.machine import compute_slot, trace_slot
 from frostline.models.graph import replace_values, substitute
-from frostline.models.modules import kept_buffers, modes, random_batch
+from frostline.models.modules import kept_buffers, modes
 from frostline.models.recording import ROWS, Recording, record
 from frostline.preprocess.steps import InputPlace, unpack_inputs
 
@@ -43,6 +43,7 @@ __all__ = (
     "kept_draws",
     "observe_run",
     "output_leaves",
+    "random_batch",
     "run_whole",
     "takes_parts",
     "takes_rows",
@@ -154,7 +155,7 @@ def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[s
     try:
         with kept_draws():  # of both, since the second is to draw other numbers
             for rows in ROWS:
-                batch = cast_inputs(model, random_batch(inputs, rows, generator, device_of(model)))
+                batch = cast_inputs(model, random_batch(model, inputs, rows, generator))
                 with trace_slot(), modes(model, training), _quiet():
                     recordings.append(record(model, batch, *recordings))
         nodes, outputs = recordings[0].nodes(recordings[1])
@@ -227,13 +228,44 @@ def takes_parts(model: M, places: Sequence[InputPlace]) -> M:
         return output if type(output) in (tuple, list, dict) else _first_tensor(output)
 
     said = ", ".join(f"{place.name} {place.spec.dtype}{list(place.spec.shape)}@{place.start}" for place in places)
-    more = {_SEVERAL: True, "__reduce_ex__": _reduced(takes_parts, places)}
+    more = {_SEVERAL: tuple(places), "__reduce_ex__": _reduced(takes_parts, places)}
     return _with_another_face(model, said, forward, more)
 
 
 def has_several_parts(model: nn.Module) -> bool:
     """Whether it is the face that ``takes_parts`` makes."""
-    return bool(getattr(type(model), _SEVERAL, False))
+    return bool(_places(model))
+
+
+def _places(model: nn.Module) -> tuple[InputPlace, ...]:
+    return getattr(type(model), _SEVERAL, ())
+
+
+def random_batch(
+    model: nn.Module, inputs: Sequence[TensorSpec], rows: int, generator: torch.Generator
+) -> list[torch.Tensor]:
+    """A batch of normal numbers, and of zeros and ones where the dtype is no floating one, on the network's device.
+
+    Args:
+        model: network that takes it. Of one that ``takes_parts``, each part is made by its own dtype.
+        inputs: specifications of the inputs.
+        rows: number of samples.
+        generator: generator of the numbers.
+    """
+    device, places = device_of(model), _places(model)
+    if not places:
+        return [_random(spec, rows, generator).to(device) for spec in inputs]
+    packed = np.zeros((rows, *inputs[0].shape), np.int64)
+    for place in places:
+        for row, part in zip(packed, _random(place.spec, rows, generator), strict=True):
+            place.within(row)[...] = part.numpy()
+    return [torch.from_numpy(packed).to(device)]
+
+
+def _random(spec: TensorSpec, rows: int, generator: torch.Generator) -> torch.Tensor:
+    dtype = getattr(torch, spec.dtype)
+    values = torch.randn((rows, *spec.shape), generator=generator)
+    return (values if dtype.is_floating_point else values > 0).to(dtype)
 
 
 def _reduced(face: Callable[..., Any], given: Sequence[Any]) -> Callable[..., Any]:
