@@ -685,7 +685,7 @@ def test_the_whole_network_called_with_features_is_told_of_the_head(job):
     assert job.model(torch.zeros(2, 3, 32, 32)).shape == (2, 3), "samples are taken as ever"
 
 
-def test_what_is_done_to_features_as_if_they_were_pixels_is_done_behind_the_frozen_layers(job, photos, quick):
+def test_features_changed_like_pixels_are_changed_behind_the_frozen_layers(job, photos, quick):
     batch = next(iter(job.loader(4)))
     given, pixels = batch.features.clone(), next(iter(fl.loader(photos, batch_size=4, preprocess=quick))).images
     assert torch.allclose(given, job.model.stem(pixels).flatten(1), atol=ROUNDING)

@@ -315,7 +315,7 @@ def require_one_kind(labels: Iterable[tuple[pa.ChunkedArray, str]]) -> None:
         labels: column of each file, as ``label_text`` gives labels, and the file's name.
 
     Raises:
-        DataError: they are numbers in one file, and names in another.
+        DataError: The labels are numbers in one file and names in another.
     """
     first: dict[bool, tuple[str, str]] = {}
     for column, file in labels:

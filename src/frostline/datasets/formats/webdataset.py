@@ -155,8 +155,7 @@ class TarCopies:
             tar: the compressed tar.
 
         Raises:
-            DataError: The tar is damaged or cut off, or would be larger than any tar of samples, or than the disk
-                allows.
+            DataError: The tar is damaged or cut off, larger than any tar of samples, or larger than the disk allows.
             ObjectNotFound: The tar was changed or removed since it was listed.
             OutOfSpace: the disk is full.
             StoreError: the store failed.
