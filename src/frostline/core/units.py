@@ -3,9 +3,12 @@
 How text from outside is said to them: without what a terminal, or a log, would take for an order.
 """
 
+import inspect
 import logging
 import math
 import re
+import warnings
+from pathlib import Path
 
 __all__ = (
     "METRICS",
@@ -21,6 +24,7 @@ __all__ = (
     "metric_name",
     "printable",
     "printable_logs",
+    "warn_caller",
 )
 
 METRICS = {
@@ -153,3 +157,14 @@ def printable_logs() -> None:
     """Have what ``logging`` says where nobody has set it up, on stderr, be printable."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Printable())
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def warn_caller(text: str) -> None:
+    """Warn, by ``warnings``, at the line of code that called Frostline, through however many of its functions."""
+    frame, level = inspect.currentframe(), 1
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)

@@ -1,7 +1,6 @@
 """The public data set: labelled samples at a URL, listed when they are first needed."""
 
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, SupportsIndex, TypeAlias, cast, overload
@@ -17,6 +16,7 @@ from frostline.core.errors import DataError, SampleError, SettingError
 from frostline.core.events import Observer
 from frostline.core.hints import Hinting, HintingType, add_hints, data_hint, suggest_names
 from frostline.core.nouns import ShownInNotebooks, take_texts
+from frostline.core.units import warn_caller
 from frostline.datasets.formats.base import SelectedRows
 from frostline.datasets.formats.known import check_inputs, format_with, part_names
 from frostline.datasets.formats.labels import SPLIT
@@ -465,7 +465,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         train, held_out = self._split_in_two(shares, seed, by=by, balanced=balanced)
         counts = self.selection.per_label if by is None and balanced and self.target_columns is None else {}
         if why := few_of_a_class(counts, shares, len(held_out) / max(1, len(self))):
-            warnings.warn(why, stacklevel=2)
+            warn_caller(why)
         return train, held_out
 
     def _split_in_two(

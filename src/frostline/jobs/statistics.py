@@ -5,7 +5,6 @@ Counts what a job did, from its events and arriving batches, and keeps a log of 
 What ran where and why, predicted and measured, as text for people and values for programs.
 """
 
-import inspect
 import json
 import logging
 import math
@@ -13,7 +12,6 @@ import os
 import tempfile
 import threading
 import time
-import warnings
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,7 +44,7 @@ from frostline.core.events import (
     Tuned,
 )
 from frostline.core.nouns import ShownInNotebooks
-from frostline.core.units import in_bytes, in_rate, in_samples_per_s, printable
+from frostline.core.units import in_bytes, in_rate, in_samples_per_s, printable, warn_caller
 from frostline.datasets.formats.left_out import log_left_out
 from frostline.datasets.manifest import refusal_of
 from frostline.loaders.fetch import EngineChoice
@@ -193,7 +191,6 @@ def _sum_of(use: NodeUse, other: NodeUse) -> NodeUse:
 
 _LOG = logging.getLogger("frostline")
 # Where Frostline's own code lies: a warning is about the call from outside it.
-_PACKAGE = str(Path(__file__).parents[1])
 # A job of days has many, and each costs memory.
 _TUNINGS = 100
 # Of samples that a pass had to do without.
@@ -499,19 +496,11 @@ def warn_user(event: Event) -> None:
     if isinstance(event, SamplesLeftOut):
         log_left_out(event)
     if isinstance(event, SetupWarning):
-        warnings.warn(printable(event.reason), stacklevel=_level_of_caller())
+        warn_caller(printable(event.reason))
     elif isinstance(event, NodeLost):
         _LOG.warning("node %s is asked nothing for now: %s", event.url, printable(event.reason))
     elif isinstance(event, RowsNotFinite) and event.total == event.rows:
         _LOG.warning("%s; more are counted by the job's statistics", printable(event.first))
-
-
-def _level_of_caller() -> int:
-    """How many frames above ``warn_user`` the code stands that called Frostline."""
-    frame, level = inspect.currentframe(), 0
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 _UNPLANNED = (
