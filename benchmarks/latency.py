@@ -111,7 +111,7 @@ class Trainer:
         )
         return {"steady_mbit": steady_mbit}
 
-    def epoch(self, *, slack, ramp, maximum=None):
+    def epoch(self, *, max_reorder, ramp, maximum=None):
         """Samples and bytes as they come; one pass after the other until there were enough."""
         import frostline as fl
         from frostline.preprocess.steps import Decode
@@ -121,7 +121,7 @@ class Trainer:
             samples_per_request=SAMPLES_PER_REQUEST,
             window_bytes=WINDOW_BYTES,
             cache_bytes=0,
-            max_reorder=slack,
+            max_reorder=max_reorder,
             ramp=ramp,
             replan=False,
         )

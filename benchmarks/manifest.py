@@ -28,7 +28,7 @@ from harness import markdown, run, spread
 
 SHARD = 10_000
 GROUP = 1 << 20
-SCHEMA = 2  # of manifests, as frostline.datasets.manifest_store has it
+SCHEMA = 3  # of manifests, as frostline.datasets.manifest_store has it
 QUICK = {"rows": 20_000, "classes": 10, "batches": 2}
 
 
@@ -176,7 +176,7 @@ def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         about = {"digest": digest, "classes": [f"class {index}" for index in range(classes)], "reading": "objects"}
-        about |= {"splits": [], "divided_by_names": False, "left_out": [], "is_turned": False}
+        about |= {"splits": [], "divided_by_names": False, "left_out": [], "is_turned": False, "named": {}}
         schema = COLUMNS.append(pa.field("patient", pa.int64()))
         schema = schema.with_metadata({"frostline.manifest": json.dumps(with_schema(about, SCHEMA))})
         partial = path.with_suffix(".partial")

@@ -252,7 +252,7 @@ class _Eager:
     Args:
         prefix: the frozen part.
         judging: the samples on which engines are judged; what they give is kept, since it is timed too.
-        has_run: whether these layers have run in this process before, so that their kernels are ready.
+        has_run: True if these layers have run in this process before, so that their kernels are ready.
     """
 
     def __init__(self, prefix: Prefix, judging: Pixels, *, has_run: bool) -> None:
