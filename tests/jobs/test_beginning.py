@@ -37,7 +37,7 @@ from frostline.core.events import (
     RequestFinished,
 )
 from frostline.jobs import beginning
-from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Stage
+from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Stage, wait_for_bytes
 from frostline.jobs.partition import PartitionedModel
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey, measure_link
 from frostline.loaders.fetch import EngineChoice, NodeEngine, RetryPolicy
@@ -678,25 +678,25 @@ def test_a_folder_that_takes_no_file_costs_nothing_but_the_next_measurement(tmp_
 
 
 def test_an_upload_lets_the_first_samples_pass(monkeypatch):
-    monkeypatch.setattr(beginning, "_FIRST_S", 60.0)
+    monkeypatch.setattr("frostline.jobs.measuring._FIRST_S", 60.0)
     seen = []
 
     def received():
         seen.append(50_000 + 1000 * len(seen))
         return seen[-1]
 
-    beginning.wait_for_bytes(10_000, received, Cancellation())
+    wait_for_bytes(10_000, received, Cancellation())
     assert seen[-1] == seen[0] + 10_000
 
 
 def test_an_upload_waits_for_no_loop_that_has_not_begun_and_no_job_that_is_over(monkeypatch):
-    monkeypatch.setattr(beginning, "_FIRST_S", 0.1)
+    monkeypatch.setattr("frostline.jobs.measuring._FIRST_S", 0.1)
     started = time.monotonic()
-    beginning.wait_for_bytes(10_000, lambda: 50_000, Cancellation())
+    wait_for_bytes(10_000, lambda: 50_000, Cancellation())
     assert time.monotonic() - started >= 0.1
-    monkeypatch.setattr(beginning, "_FIRST_S", 60.0)
+    monkeypatch.setattr("frostline.jobs.measuring._FIRST_S", 60.0)
     over, seen = Cancellation(), []
-    beginning.wait_for_bytes(10_000, lambda: seen.append(over.cancel()) or 0, over)
+    wait_for_bytes(10_000, lambda: seen.append(over.cancel()) or 0, over)
     assert len(seen) < 5
-    beginning.wait_for_bytes(10_000, lambda: seen.append(None) or 0, over)
+    wait_for_bytes(10_000, lambda: seen.append(None) or 0, over)
     assert len(seen) < 10, "it was over before"

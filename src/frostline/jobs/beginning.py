@@ -1,19 +1,16 @@
 """Decides what a job begins with: what an earlier one found, what is measured first, or the frost line at the node."""
 
-import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from frostline.batching import ROWS
 from frostline.core import EXACT, Route
 from frostline.core.config import cache_folder
-from frostline.core.errors import FrostlineError, Unavailable
+from frostline.core.errors import FrostlineError
 from frostline.core.events import Event, MeasurementFailed, PhaseStarted, SetupWarning
 from frostline.jobs.context import JobContext, keeps_features, measurement_key, shares_cores, total_samples
-from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Stage
+from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Stage, wait_for_bytes
 from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, make_plan, plan_at_cut
@@ -24,15 +21,13 @@ if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.jobs.both_sides import TrainerEngine
     from frostline.jobs.partition import PartitionedModel
 
-__all__ = ("Beginning", "begin", "pays_for_trial", "wait_for_bytes")
+__all__ = ("Beginning", "begin", "pays_for_trial")
 
 _MEASURING = "measuring the cuts"
 # A trial in the node's own process takes two to five seconds on one core, three times as long beside a job's work; a
 # job of fewer samples does not win that back with any network (``benchmarks/near.py``).
 _SOON_S = 10.0
 _MIN_TO_TRY = 200
-# Until the first samples are there, or until it may be that no loop has begun; and between two looks at that.
-_FIRST_S, _LOOK_S = 1.0, 0.005
 _TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
 
 
@@ -197,22 +192,6 @@ def _at_once(
     rows = context.settings.device_batch if found is None else 0
     trainer = TrainerEngine(context, ready, eager_rows=rows) if tries_here else None
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
-
-
-def wait_for_bytes(nbytes: int, received: Callable[[], int], cancellation: Cancellation) -> None:
-    """Wait for the samples of a first batch: behind an upload what asks for them, and confirms them, would queue.
-
-    A loop that has not begun is not waited for.
-
-    Args:
-        nbytes: bytes of these samples.
-        received: function that gives the bytes that came in all.
-        cancellation: cancellation of the job's work beside its loop, which ends this too.
-    """
-    wanted, until, is_over = received() + nbytes, time.monotonic() + _FIRST_S, threading.Event()
-    with suppress(Unavailable), cancellation.ends(is_over.set):
-        while received() < wanted and time.monotonic() < until and not is_over.wait(_LOOK_S):
-            pass
 
 
 def pays_for_trial(left: Left, trial_s: float | None) -> bool:

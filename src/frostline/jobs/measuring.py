@@ -6,11 +6,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from frostline.core.errors import FrostlineError, SettingError
+from frostline.core.errors import FrostlineError, SettingError, Unavailable
 from frostline.core.events import BatchDelivered, EngineChanged, EpochStarted, Event, MeasurementFailed
 from frostline.core.files import FileCache, with_schema, without_schema
 from frostline.core.system import __version__
@@ -20,9 +21,11 @@ from frostline.planning import Situation, make_plan
 from frostline.profiles import Trial
 from frostline.transport import Cancellation
 
-__all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring", "Stage")
+__all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring", "Stage", "wait_for_bytes")
 
 _FORMAT = 1
+# Until the first samples are there, or until it may be that no loop has begun; and between two looks at that.
+_FIRST_S, _LOOK_S = 1.0, 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,3 +243,19 @@ def _follow(found: Measurements, fetcher: Fetcher, router: Router) -> list[Event
         replanned = router.begin_plan(found.situation, make_plan(found.situation))
         changes += [] if replanned is None else [replanned]
     return changes
+
+
+def wait_for_bytes(nbytes: int, received: Callable[[], int], cancellation: Cancellation) -> None:
+    """Wait for the samples of a first batch: behind an upload what asks for them, and confirms them, would queue.
+
+    A loop that has not begun is not waited for.
+
+    Args:
+        nbytes: bytes of these samples.
+        received: function that gives the bytes that came in all.
+        cancellation: cancellation of the job's work beside its loop, which ends this too.
+    """
+    wanted, until, is_over = received() + nbytes, time.monotonic() + _FIRST_S, threading.Event()
+    with suppress(Unavailable), cancellation.ends(is_over.set):
+        while received() < wanted and time.monotonic() < until and not is_over.wait(_LOOK_S):
+            pass
