@@ -549,7 +549,7 @@ CALLS = {
     "fl.preprocess.imagenet(224, mean=[0.5] * 3)": r"transform=v2.Compose\(\[..., v2.Normalize",
     "fl.preprocess.text('bert-base-uncased')": "transformers.AutoTokenizer.from_pretrained",
     "fl.Dataset(photos / '*.jpg').names": "name a folder without wildcards",
-    "fl.Dataset(photos.with_name(photos.name.replace('ph', 'f'))).names": r"there is no folder .*/fotos\d+; did you mean photos",
+    "fl.Dataset(photos.with_name(photos.name.replace('ph', 'f'))).names": r"no folder .*/fotos\d+; did you mean photos",
     "fl.Dataset(photos, label_column='class')": "did you mean label",
     "fl.Dataset(photos, storage_options={})": "leave storage_options out",
     "data['circle']": r"'circle' is no split but a class: write data.select\(\"label == 'circle'\"\)",

@@ -8,16 +8,19 @@ import sys
 import textwrap
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.core.errors import AddressInUse, NodeUnreachable, SettingError, Unauthenticated, Unavailable
+from frostline.core.processes import Worker
 from frostline.node.http.server import listen
 from frostline.node.process import start_node
 from support.matrices import sampled
 from support.nodes import make_images, request, until
+from support.prepared import PLAIN
 
 SMALL = NodeSettings(memory_bytes=96 << 20, device_batch=8)
 
@@ -160,3 +163,15 @@ def test_a_node_that_ends_says_so_before_its_port_closes(images):
         assert rows + sum(len(batch) for batch in answer) == 40
     with transport_to(node) as transport, pytest.raises(Unavailable):
         transport.health()
+
+
+def test_no_library_of_a_worker_prints_its_stack_for_which_it_may_find_no_memory(monkeypatch):
+    """Rust's does so under a lock, and takes it again where it finds none."""
+    monkeypatch.setenv(PLAIN, "1")  # a fork shows the variables of what it is a fork of
+    monkeypatch.setenv("RUST_BACKTRACE", "full")
+    for environment in (None, {"PATH": os.environ["PATH"], "RUST_BACKTRACE": "1"}):
+        with Worker("json.tool", is_told=True, environment=environment) as worker:
+            try:
+                assert b"RUST_BACKTRACE=0" in Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+            finally:
+                worker.kill()

@@ -84,7 +84,8 @@ class Worker(subprocess.Popen[bytes]):
             stdout=PIPE if answers else DEVNULL,
             stderr=stderr,
             pass_fds=files,
-            env=environment,
+            # A library in Rust that finds no memory while it prints its stack waits for itself, for good.
+            env={**(os.environ if environment is None else environment), "RUST_BACKTRACE": "0"},
             start_new_session=True,
         )
         self._words = None if isinstance(stderr, int) else stderr

@@ -61,10 +61,14 @@ def check_assignment(assignment: Assignment, memory_bytes: int) -> None:
     may_choose = recipe.epochs is None or recipe.patience is not None
     aside = sum(head.tensors[name].nbytes for name in head.returning) if may_choose else 0
     needed = _BASE_BYTES + made + weights + aside + _COPIES[recipe.optimizer] * trained
+    _check_memory(needed, memory_bytes, f"a step of {rows} samples", ", or train with smaller batches")
+
+
+def _check_memory(needed: int, memory_bytes: int, what: str, otherwise: str = "") -> None:
     if needed > memory_bytes:
         raise OverBudget(
-            f"a step of {rows} samples takes {readable_bytes(needed)}, and this node gives a training "
-            f"{readable_bytes(memory_bytes)}: start it with more --training-memory, or train with smaller batches"
+            f"{what} takes {readable_bytes(needed)}, and this node gives a training {readable_bytes(memory_bytes)}: "
+            f"start it with more --training-memory{otherwise}"
         )
 
 
@@ -125,6 +129,8 @@ def main() -> int:
 
 def _train(orders: _Orders, stop: threading.Event) -> None:
     with os.fdopen(orders.assignment, "rb") as file:
+        # As it came, and its tensors: what finds no memory for these in the midst of reading says so in many ways.
+        _check_memory(_BASE_BYTES + 2 * os.fstat(file.fileno()).st_size, orders.memory_bytes, "reading the training")
         assignment = read_assignment(file.read())
     check_assignment(assignment, orders.memory_bytes)
     head = PortedHead(assignment.head)
