@@ -154,7 +154,8 @@ def _at_once(
     beside = replace(context, asking=replace(context.asking, observe=tell))
 
     def measure(cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
-        wait_for_bytes(first_bytes, lambda: context.transport.statistics().bytes_received, cancellation)
+        if found is None:
+            wait_for_bytes(first_bytes, lambda: context.transport.statistics().bytes_received, cancellation)
         try:
             with cancellation.ends(context.transport.break_off):  # a job that is over sends no weights
                 refused = network.refusal(beside)
