@@ -1,6 +1,5 @@
 """What every test shares: how Hypothesis runs, real photographs, and a torchvision that can be imported."""
 
-import gc
 import os
 import urllib.request
 from pathlib import Path
@@ -47,12 +46,6 @@ LONGEST = (
 def pytest_collection_modifyitems(items):
     places = {room: place for place, room in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
-
-
-def pytest_collection_finish():
-    """Keep what was collected out of the collector's sight: it stays to the end, and is half a second of each look."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter):
