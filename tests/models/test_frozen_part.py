@@ -7,6 +7,7 @@ Frozen layers that were left in train mode, where they compute something else, a
 
 import copy
 import random
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -15,9 +16,10 @@ from torch import nn
 from torch.nn import functional
 
 from frostline.core import TensorSpec
-from frostline.core.errors import FrozenInTrainMode
+from frostline.core.errors import FrozenInTrainMode, NotTraceable
 from frostline.models import cut_network, freeze
-from frostline.models.tracing import takes_parts, takes_rows
+from frostline.models.row_check import keeps_rows_apart
+from frostline.models.tracing import takes_parts, takes_rows, trace
 from frostline.preprocess.steps import place_inputs
 from support.cutting import crossed, finished, shipped_engine
 
@@ -94,6 +96,29 @@ APART = {
     "batch second": lambda h: (h.view(-1, 2, 3).transpose(0, 1) * torch.arange(2).view(2, 1, 1)).sum(0).repeat(1, 2),
     "reshaped": lambda h: torch.relu(h.reshape(-1, 3)).reshape(-1, 6),
     "outer": lambda h: (h[:, :, None] @ h[:, None]).sum(2),
+}
+
+
+# Each calls operators that keep rows apart, by other arguments or on other dimensions.
+MIXING_BY_ARGUMENTS = {
+    "a softmax over the first of them": lambda h: h.t().softmax(-1).t(),
+    "read anew in another order": lambda h: h.t().reshape(-1, 6),
+    "a product over rows": lambda h: (h.t() @ h.tanh() / 100)[None].expand(len(h), -1, -1).sum(1) * h,
+    "attention with the batch last": lambda h: nn.functional.scaled_dot_product_attention(*[h[None]] * 3)[0],
+    "joined one behind the other": lambda h: torch.cat([h, h.tanh()], 0).reshape(-1, 6, 2).sum(2),
+    "one sample's own for all": lambda h: h + h.select(0, 0),
+    "written into one": lambda h: h.clone().index_put_((torch.zeros(1, dtype=torch.int64),), h[-1:]),
+    "padded before them": lambda h: nn.functional.pad(h, (0, 0, 1, 0))[:-1] + h,
+    "normalised with the batch last": lambda h: nn.functional.layer_norm(h.t()[None], h.t().shape)[0].t(),
+    "a place for each": lambda h: h + torch.ones_like(h).cumsum(0),
+    "compared with all": lambda h: h + (h[:, None] > h[None]).float().mean(1),
+}
+ONE_BY_ONE = {
+    "attention": lambda h: nn.functional.scaled_dot_product_attention(*[h.view(-1, 2, 3)] * 3).flatten(1),
+    "the batch second": lambda h: sum(h.view(-1, 3, 2).permute(1, 0, 2).softmax(0).unbind(0)).tanh(),
+    "windows": lambda h: nn.functional.layer_norm(h.view(-1, 3), (3,)).roll(1, 1).view(-1, 6),
+    "a token for each": lambda h: torch.cat([torch.ones(1, 2).expand(len(h), -1), h], 1)[:, 2:],
+    "a product with weights": lambda h: (h @ torch.ones(6, 6)).view(-1, 2, 3).transpose(1, 2).mean(2, True).flatten(1),
 }
 
 
@@ -430,3 +455,20 @@ def test_frozen_layers_that_run_at_the_trainer_run_in_eval_mode_there_too(kind):
         assert torch.allclose(found, plain(batch), rtol=1e-6, atol=1e-6)
         for (name, value), meant in zip(model.state_dict().items(), plain.state_dict().values(), strict=True):
             assert torch.equal(value, meant), name
+
+
+@pytest.mark.parametrize("kind", [*MIXING, *MIXING_BY_ARGUMENTS])
+def test_no_operations_that_mix_rows_are_taken_for_others(kind):
+    with suppress(NotTraceable):
+        assert not is_known_apart({**MIXING, **MIXING_BY_ARGUMENTS}[kind])
+
+
+@pytest.mark.parametrize("kind", ONE_BY_ONE)
+def test_operations_that_keep_rows_apart_are_not_run_to_find_that_out(kind):
+    assert is_known_apart(ONE_BY_ONE[kind])
+
+
+def is_known_apart(function):
+    spec = TensorSpec((6,), "float32")
+    traced = trace(Rows(function), [spec], training={"": False})
+    return keeps_rows_apart(traced.graph, [spec], traced.constants)

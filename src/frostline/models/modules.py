@@ -37,6 +37,7 @@ __all__ = (
     "input_specs",
     "inverse_order",
     "is_guard",
+    "is_in_place",
     "is_split",
     "kept_buffers",
     "laid_out",
@@ -45,6 +46,7 @@ __all__ = (
     "memory_order",
     "modes",
     "module_at",
+    "name_of_function",
     "not_averaged",
     "record",
     "resolved_path",
@@ -201,6 +203,17 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
 def _is_as_before(buffer: torch.Tensor, before: torch.Tensor, version: int) -> bool:
     """Whether a buffer has its values of before; torch compares those that are not dense by no operation."""
     return torch.equal(buffer, before) if buffer.layout == torch.strided else version_of(buffer) == version
+
+
+def name_of_function(func: Callable[..., Any]) -> str:
+    """The name of a function or method, or of the attribute that is read."""
+    name = getattr(func, "__name__", str(func))
+    return getattr(func.__self__, "__name__", name) if name == "__get__" else name  # type: ignore[attr-defined]
+
+
+def is_in_place(name: str) -> bool:
+    """Whether an operation of this name writes into the tensor that it is called on."""
+    return (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name[3:4] not in "n")
 
 
 @contextmanager

@@ -25,8 +25,10 @@ from frostline.models.modules import (
     CallRecorder,
     CountedCall,
     inverse_order,
+    is_in_place,
     laid_out,
     memory_order,
+    name_of_function,
     state_of,
     watch_reads,
     with_forwards,
@@ -276,7 +278,7 @@ class _Run:
 
     def operate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operation of which some tensors are absent gives."""
-        name = _name_of(func)
+        name = name_of_function(func)
         if name in _ABOUT:
             return func(*_replaced(args, _bare), **kwargs)
         if name in _WHERE:
@@ -298,7 +300,7 @@ class _Run:
     def _computed(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         out = kwargs.get("out")
         target = args[0] if out is None and args else out
-        if (name in _WRITING or out is not None or _is_in_place(name)) and not isinstance(target, _Absent):
+        if (name in _WRITING or out is not None or is_in_place(name)) and not isinstance(target, _Absent):
             raise ModelError(f"the network writes values ({name}) that were skipped into a tensor of its own")
         if (
             self._learns
@@ -339,16 +341,6 @@ class _Run:
 
 
 _INPUTS = 1 << 20  # inputs are told from operations by numbers below zero
-
-
-def _name_of(func: Callable[..., Any]) -> str:
-    """The name of a function or method, or of the attribute that is read."""
-    name = getattr(func, "__name__", str(func))
-    return getattr(func.__self__, "__name__", name) if name == "__get__" else name  # type: ignore[attr-defined]
-
-
-def _is_in_place(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or (name.startswith("__i") and name[3:4] not in "n")
 
 
 def _bare(tensor: torch.Tensor) -> torch.Tensor:
@@ -413,12 +405,11 @@ def plan_of(model: nn.Module, batch: Sequence[torch.Tensor], features: Sequence[
             break
     if not found:
         return None
-    plan = SkipPlan(placements=tuple(placement for placement, _ in found))
     placed = {id(value): placement for placement, value in found}
-    plan = replace(plan, idle=_idle(model, calls, placed))
-    plan = replace(plan, reads=_reads_again(model, plan, batch, features, before))
-    others, learning = _calls_on(model, plan, batch, features)
-    return replace(plan, skipped=tuple(_skippable(model, calls, others, plan, placed)), learning=learning)
+    plan = SkipPlan(placements=tuple(placed.values()), idle=_idle(model, calls, placed))
+    others, learning, reads = _run_again(model, plan, batch, features, before)
+    skipped = tuple(_skippable(model, calls, others, plan, placed))
+    return replace(plan, skipped=skipped, reads=reads, learning=learning)
 
 
 def _run_on(
@@ -453,16 +444,17 @@ _ERROR_OF_MOVED = 5e-2  # in 16 bits, or on a device that multiplies in fewer
 _UNKNOWN = object()
 
 
-def _reads_again(
+def _run_again(
     model: nn.Module,
     plan: SkipPlan,
     batch: Sequence[torch.Tensor],
     features: Sequence[torch.Tensor],
     before: Mapping[int, Mapping[str, Any]],
-) -> tuple[tuple[str, str, Any], ...]:
-    """What the network reads of its modules' attributes before the frost line, in one run more.
+) -> tuple[list[CountedCall], frozenset[int], tuple[tuple[str, str, Any], ...]]:
+    """What ``_calls_on`` finds, and the attributes that are read before the frost line in that run.
 
-    What the first run has set, as transformers notes that its hooks are there, is the network's own and left out.
+    It has to give the same features; where it does not, the rows of before say whether that is by their number. What
+    the first run has set, as transformers notes that its hooks are there, is the network's own and left out.
     """
     paths = {id(module): path for path, module in model.named_modules()}
     first: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
@@ -471,8 +463,13 @@ def _reads_again(
         first.setdefault((id(module), name), (module, value))
 
     with watch_reads(model, read):
-        _run_to_the_line(model, plan, batch, features, _ERRORS[-1])
-    return tuple(_steady(first, paths, before, plan.idle))
+        is_same = False  # also where it fails
+        try:
+            calls, learning, is_same = _calls_on(model, plan, batch, features)
+        finally:
+            if not is_same:
+                _run_to_the_line(model, plan, batch, features, _ERRORS[-1])
+    return calls, learning, tuple(_steady(first, paths, before, plan.idle))
 
 
 def _run_to_the_line(
@@ -564,25 +561,28 @@ def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> li
 
 def _calls_on(
     model: nn.Module, plan: SkipPlan, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]
-) -> tuple[list[CountedCall], frozenset[int]]:
-    """The calls of modules up to the frost line on one row more, and which tensors there require gradients.
+) -> tuple[list[CountedCall], frozenset[int], bool]:
+    """The calls of modules up to the frost line on one row more, which tensors there learn, and if these are the same.
 
     They have values: PyTorch's shapes without values import torch._dynamo, which takes longer than some rows do.
     """
     last = plan.placements[-1]
+    if last.operation < 0:
+        return [], frozenset(), True
     tensors = {(placement.operation, placement.result): placement.tensor for placement in plan.placements}
-    given, learning = _placing(plan, [torch.cat([feature, feature[:1]]) for feature in features]), set()
+    given = _placing(plan, [torch.cat([feature, feature[:1]]) for feature in features])
+    seen: list[tuple[int, bool, bool]] = []
 
     def placed(place: int, number: int, name: str, value: torch.Tensor) -> torch.Tensor | None:
-        tensor = given(place, number, name, value)
-        if tensor is not None and value.requires_grad:
-            learning.add(tensors[place, number])
+        if (tensor := given(place, number, name, value)) is not None:
+            seen.append((tensors[place, number], value.requires_grad, _is_close(tensor, value, _ERRORS[-1])))
         if (place, number) == (last.operation, last.result):
             raise _Reached
         return tensor
 
-    more = [torch.cat([rows, rows[:1]]) for rows in batch]
-    return [] if last.operation < 0 else _run_on(model, more, placed, learns=True), frozenset(learning)
+    calls = _run_on(model, [torch.cat([rows, rows[:1]]) for rows in batch], placed, learns=True)
+    learning = frozenset(tensor for tensor, learns, _ in seen if learns)
+    return calls, learning, len(seen) == len(tensors) and all(is_close for *_, is_close in seen)
 
 
 def _meta(spec: TensorSpec, rows: int) -> torch.Tensor:
