@@ -102,7 +102,7 @@ def test_a_quota_is_kept_by_ones_own():
 def test_waits_for_an_eviction_before_asking_for_another():
     second = stay("second", served_s=2)
     assert to_evict(incoming(10), [stay("first", served_s=1, asked_s=1.0), second]) == ("first",)
-    assert to_evict(incoming(10), [stay("first", served_s=9, asked_s=6.0), second]) == ("second",)
+    assert to_evict(incoming(10), [stay("first", served_s=9, asked_s=11.0), second]) == ("second",)
     assert to_evict(incoming(10), [stay("first", served_s=9, asked_s=31.0), second]) == ("first",)
 
 

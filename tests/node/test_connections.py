@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from contextlib import ExitStack, closing, contextmanager, suppress
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +34,7 @@ from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
 from frostline.stores.protocols import LinkBounds, StoreLimits
 from frostline.wire.connection import address_of
-from support.nodes import joined, jpeg, make_images, request, samples_of, served, until
+from support.nodes import is_idle, joined, jpeg, make_images, request, samples_of, served, until
 from support.tenants import tenant, token_of
 
 pytestmark = pytest.mark.promise("bounded")
@@ -193,6 +194,28 @@ def test_a_reader_that_takes_nothing_is_closed(images, caplog):
         peer.connect(address_of(url))
         assert takes_no_more(peer, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert "whose reader took no answer" in caplog.text
+
+
+def test_a_reader_that_takes_an_answer_for_ever_is_closed_and_gives_its_memory_back(images, caplog):
+    """It takes enough each time that it is not silent, and far too little in all."""
+    samples = samples_of(images).take(np.arange(4).repeat(500))
+    samples.ids[:] = np.arange(len(samples))
+    body = json.dumps(request(images, 1, samples=samples).to_json()).encode()
+    head = f"POST /v1/features HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    limits = ConnectionLimits(unsent_s=0.8, unsent_bytes=1, min_bytes_per_s=100 << 20)
+    with (
+        Node(NodeSettings(memory_bytes=MEMORY), (images.as_uri(),)) as node,
+        served(node, limits=limits) as url,
+        closing(connection(url, head + body)) as peer,
+    ):
+        assert peer.recv(1000).startswith(b"HTTP/1.1 200 ")
+        until_s = time.monotonic() + 20
+        with suppress(ConnectionResetError):
+            while time.monotonic() < until_s and peer.recv(64 << 10):
+                threading.Event().wait(0.02)
+        assert time.monotonic() < until_s
+        assert "took an answer too slowly" in caplog.text
+        until(lambda: is_idle(node))
 
 
 def test_who_sends_no_more_is_answered_and_an_answer_without_an_end_is_ended(images):

@@ -15,12 +15,14 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
 from uuid import uuid4
 
 import anyio
+import numpy as np
 import pytest
 import torch
 from starlette.requests import Request
@@ -48,7 +50,7 @@ from frostline.preprocess.decoders import Decoders
 from frostline.wire.connection import address_of
 from frostline.wire.messages import ProfileRequest
 from support.hostile import X, after, artifact, attacks, chain, node, peak_bytes, put
-from support.nodes import artifact_of, is_idle, joined, make_images, request, served, small_network, until
+from support.nodes import artifact_of, is_idle, joined, make_images, request, samples_of, served, small_network, until
 from support.prefixes import small_prefix
 from support.prepared import PLAIN
 from support.tenants import tenant, token_of
@@ -132,6 +134,50 @@ def test_bodies_that_are_announced_and_do_not_come_stop_no_other_tenant(images, 
         with transport_of("bob", url) as bob:
             for _ in range(3):
                 assert len(joined(bob.features(request(images, 1)))[0]) == 6
+
+
+def test_answers_that_are_read_slowly_keep_no_weights_from_another_tenant(images, monkeypatch):
+    """Their weights fill the memory, and their clients take nothing more for as long as they like."""
+    monkeypatch.setattr("frostline.node.weights._STAY_S", 0.3)
+    monkeypatch.setattr("frostline.node.weights._DRAINED_WITHIN_S", 0.2)
+    settings = NodeSettings(memory_bytes=128 << 20, max_requests=8, tenants=tuple(map(tenant, ("ann", "eve", "bob"))))
+    node = Node(settings, (images.as_uri(),))
+    many = samples_of(images).take(np.arange(6).repeat(40))
+    many.ids[:] = np.arange(len(many))
+    with node, served(node) as url, ExitStack() as stack:
+        peers, artifacts = [], [artifact_of(small_network(width=410 + number, side=16)) for number in range(3)]
+        for number, artifact in enumerate(artifacts):  # each takes about 7 of 25 MB
+            with transport_of(("ann", "eve")[number % 2], url) as transport:
+                transport.put_prefix(*artifact)
+        for number, (digest, _) in enumerate(artifacts):
+            asked = json.dumps(request(images, 4, digest, many, side=16).to_json()).encode()
+            peer = announced(url, ("ann", "eve")[number % 2], "/v1/features", len(asked), asked)
+            peers.append(stack.enter_context(peer))
+            assert peer.recv(1000).startswith(b"HTTP/1.1 200 ")
+        network = small_network(width=413, side=16)
+        digest, body = artifact_of(network)
+        with transport_of("bob", url) as bob:
+            began = time.monotonic()
+            bob.put_prefix(digest, body)
+            assert time.monotonic() - began < 20
+            assert len(joined(bob.features(request(images, network.cuts[-1].number, digest, side=16)))[0]) == 6
+        assert any(is_broken(peer) for peer in peers)
+        for peer in peers:
+            peer.close()
+        until(lambda: is_idle(node))
+
+
+def is_broken(peer):
+    """Whether an answer ends before its time, with what its client has not taken lost."""
+    peer.settimeout(0.5)
+    try:
+        while peer.recv(1 << 20):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+    return True
 
 
 def test_an_assignment_that_does_not_come_keeps_no_other_tenant_from_training(images):

@@ -232,11 +232,35 @@ def test_evicts_other_weights_if_a_use_does_not_end():
             brought = thread.submit(bench.bring, "b", 50, "ann", longest_s=600)
             until(lambda: is_refused(bench, "slow"))
             assert not is_refused(bench, "quick")
-            bench.now += 6
+            bench.now += 11
             until(lambda: is_refused(bench, "quick"))
             assert not is_refused(bench, "slow")
         assert brought.result() is True
         assert (bench.has("slow"), bench.has("quick")) == (True, False)
+
+
+def test_weights_leave_after_half_a_minute_and_what_still_uses_them_is_ended():
+    bench, begun, ended = Bench(), threading.Event(), threading.Event()
+
+    def slow():
+        with bench.weights.pin(key_of("a"), "ann", ended.set):
+            begun.set()
+            assert ended.wait(60)
+
+    bench.bring("a", 80)
+    with ThreadPoolExecutor(2) as threads:
+        use = threads.submit(slow)
+        assert begun.wait(60)
+        brought = threads.submit(bench.bring, "b", 80, "bob", longest_s=600)
+        bench.now += 29
+        assert not is_refused(bench, "a")
+        bench.now += 2
+        until(lambda: is_refused(bench, "a"))
+        assert not ended.is_set(), "it may end by itself"
+        bench.now += 5
+        assert brought.result(60) is True
+        use.result(60)
+    assert (ended.is_set(), bench.has("a"), bench.has("b")) == (True, False, True)
 
 
 def test_never_evicts_weights_in_long_use_by_a_training():

@@ -311,12 +311,22 @@ class CancelScope:
         self._waits = waits
         self._lock = threading.Lock()
         self._is_cancelled = False
+        self._is_revoked = False
         self._under_way: set[Future[object]] = set()
         self._ends: list[Callable[[], None]] = []
 
     def is_cancelled(self) -> bool:
         """Whether the request was cancelled."""
         return self._is_cancelled
+
+    def is_revoked(self) -> bool:
+        """Whether it was cancelled because others wait for what it holds."""
+        return self._is_revoked
+
+    def revoke(self) -> None:
+        """Cancel it because others wait for what it holds. Calling it again does nothing."""
+        self._is_revoked = True
+        self.cancel()
 
     def on_cancel(self, end: Callable[[], None]) -> None:
         """Call ``end`` when the scope is cancelled, in the cancelling thread; it may be called more than once."""

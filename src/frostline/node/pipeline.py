@@ -24,7 +24,7 @@ from cachetools import LRUCache
 from frostline.batching import readable_bytes
 from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, FeatureBatch, Samples, Skipped
 from frostline.core.declared import Count, Digest
-from frostline.core.errors import BadRequest, OverBudget, SettingError
+from frostline.core.errors import BadRequest, OverBudget, Overloaded, SettingError
 from frostline.core.nouns import widen_bfloat16
 from frostline.datasets.formats.parquet import CELLS_BYTES, CellCache
 from frostline.datasets.formats.urls import UrlReader
@@ -192,6 +192,8 @@ def _read(output: RequestOutput, work: PendingBatch, places: range) -> Sequence[
 
 
 Ending = Literal["abandoned", "expired", "failed", "finished"]
+_REVOKED = "the memory of the prefix is needed for others, who waited while this answer took long: ask for the rest"
+_RETRY_AFTER_S = 1.0
 
 
 class BatchStream:
@@ -199,18 +201,18 @@ class BatchStream:
 
     Args:
         batches: iterator that makes the batches.
-        cancel: function that cancels the work of the request; called when the stream is closed before its end.
+        scope: cancel scope of the request, cancelled when the stream is closed before its end.
         on_end: function that is called once, with the stream and how it ended, when no work of it is left.
     """
 
     def __init__(
         self,
         batches: Iterator[FeatureBatch],
-        cancel: Callable[[], None],
+        scope: CancelScope,
         on_end: "Callable[[BatchStream, Ending], None]",
     ) -> None:
         self._batches = batches
-        self._cancel = cancel
+        self._scope = scope
         self._on_end = on_end
         self._turn = threading.Lock()
         self._has_ended = False
@@ -234,6 +236,8 @@ class BatchStream:
                 raise
             except (Cancelled, CancelledError):
                 ending = self._given_up
+                if self._scope.is_revoked():
+                    raise Overloaded(_REVOKED, retry_after_s=_RETRY_AFTER_S) from None
                 raise StopIteration from None
             finally:
                 if ending is not None:
@@ -243,6 +247,15 @@ class BatchStream:
     def has_ended(self) -> bool:
         """Whether all its work has ended; closing it then does nothing."""
         return self._has_ended
+
+    def on_revoke(self, end: Callable[[], object]) -> None:
+        """Call ``end``, from any thread, when it is cancelled because others wait for what it holds."""
+
+        def ends() -> None:
+            if self._scope.is_revoked():
+                end()
+
+        self._scope.on_cancel(ends)
 
     @property
     def is_complete(self) -> bool:
@@ -262,7 +275,7 @@ class BatchStream:
     def close(self) -> None:
         """Cancel the rest, wake a thread that waits in ``next``, and return when all work has ended."""
         if not self._has_ended:
-            self._cancel()
+            self._scope.cancel()
         with self._turn:
             if not self._has_ended:
                 close = getattr(self._batches, "close", None)

@@ -276,6 +276,7 @@ class Prefixes:
         cut: int = 0,
         asker: Account | None = None,
         levels: Levels | None = None,
+        end: Callable[[], None] | None = None,
     ) -> Iterator[Resident]:
         """Keep a prefix resident while the context lasts, with the engine that runs it.
 
@@ -286,6 +287,7 @@ class Prefixes:
             asker: account whose quota counts an engine that has to be made. None for a long use, as by a training,
                 which needs no engine.
             levels: meaning of pixels, if the engine's name says that it takes them.
+            end: see ``WeightMemory.pin``.
 
         Raises:
             UnknownPrefix: The prefix is not held.
@@ -296,20 +298,20 @@ class Prefixes:
         user = None if asker is None else asker.name
         with ExitStack() as stack:
             if engine == REFERENCE:
-                yield stack.enter_context(self._using(digest, user))
+                yield stack.enter_context(self._using(digest, user, end))
                 return
             assert asker is not None, "somebody asks for an engine"
             held = None
             while held is None:  # the engine may be evicted before it is used
                 stack.close()
                 number = self._make(digest, engine, cut, asker, levels)
-                stack.enter_context(self._using(digest, user))
+                stack.enter_context(self._using(digest, user, end))
                 held = stack.enter_context(self._weights.pin((digest, engine, number), user))
             yield held
 
     @contextmanager
-    def _using(self, digest: str, user: str | None) -> Iterator[Resident]:
-        with self._weights.pin(prefix_key(digest), user) as held:
+    def _using(self, digest: str, user: str | None, end: Callable[[], None] | None = None) -> Iterator[Resident]:
+        with self._weights.pin(prefix_key(digest), user, end) as held:
             if held is None:
                 raise UnknownPrefix(f"this node does not hold the prefix {digest[:12]}: upload it and ask again")
             yield held

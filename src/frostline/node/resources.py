@@ -388,9 +388,16 @@ class RequestOpener:
         return self._blocks.open(store, reading, lane, max_bytes, partial(self._tier.has, data))
 
     def load_tokenizer(
-        self, request: FeatureRequest, preprocess: Preprocess, account: Account, held: ExitStack
+        self,
+        request: FeatureRequest,
+        preprocess: Preprocess,
+        account: Account,
+        held: ExitStack,
+        end: Callable[[], None] | None = None,
     ) -> Preprocess:
         """The preprocessing with what it needs: the tokenizer for texts, which came with the request's prefix.
+
+        It stays resident until ``held`` is closed; for ``end`` see ``WeightMemory.pin``.
 
         Raises:
             BadRequest: The request names no prefix, or one with another tokenizer.
@@ -409,7 +416,7 @@ class RequestOpener:
             raise BadRequest("prefix: texts are tokenized with the tokenizer that came with a prefix; name it")
         if not has_tokenizers():
             raise OverBudget("this node has no package tokenizers, which texts need: pip install 'frostline[text]'")
-        resident = held.enter_context(self.prefixes.pin(request.prefix, asker=account))
+        resident = held.enter_context(self.prefixes.pin(request.prefix, asker=account, end=end))
         try:
             equipped = preprocess.with_tokenizer(resident.prefix.tokenizer)
             if self.decoders is None:
@@ -467,8 +474,11 @@ class RequestOpener:
         account: Account,
         held: ExitStack,
         engine: str = REFERENCE,
+        end: Callable[[], None] | None = None,
     ) -> Resident | None:
         """The request's prefix with an engine, which stay resident until ``held`` is closed; None if it names none.
+
+        For ``end`` see ``WeightMemory.pin``.
 
         Raises:
             BadRequest: The shape of the preprocessed samples is not the input shape of the prefix.
@@ -476,7 +486,7 @@ class RequestOpener:
         """
         if request.prefix is None:
             return None
-        used = self.prefixes.pin(request.prefix, engine, request.cut, account, preprocess.levels)
+        used = self.prefixes.pin(request.prefix, engine, request.cut, account, preprocess.levels, end)
         resident = held.enter_context(used)
         if preprocess.sample != resident.prefix.inputs[0]:
             raise BadRequest(

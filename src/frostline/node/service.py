@@ -127,7 +127,7 @@ class DirectReads:
             counters = Counters(self._account.counters)
             reader = self._opener.reader(request, preprocess, self._account, counters, scope, held)
             batches = self._batches(request.samples, reader, scope.is_cancelled)
-            return BatchStream(batches, scope.cancel, partial(_close, held.pop_all()))
+            return BatchStream(batches, scope, partial(_close, held.pop_all()))
 
     def _batches(
         self, samples: Samples, reader: StoredSamples, is_cancelled: Callable[[], bool]
@@ -439,7 +439,7 @@ class Node(Closing):
             made = self._made(output, account, counters, scope)
             self._audit(action, account, request)
             closing = held.pop_all()
-        answer = BatchStream(self._counted(made, account), scope.cancel, partial(self._ended, closing, account))
+        answer = BatchStream(self._counted(made, account), scope, partial(self._ended, closing, account))
         with self._lock:
             self._answers.add(answer)
         return answer
@@ -550,14 +550,17 @@ class Node(Closing):
         held: ExitStack,
         sent: Versioned | None,
     ) -> RequestOutput:
-        preprocess = self._opener.load_tokenizer(request, preprocess, account, held)
+        preprocess = self._opener.load_tokenizer(request, preprocess, account, held, scope.revoke)
         reader = self._opener.reader(request, preprocess, account, counters, scope, held, sent=sent)
         lane = self._resources.lane(account)
         if request.cut == 0:
             return EncodedOutput(request.samples, reader, lane, _ENCODED_ROWS)
         is_run = request.cut > 1
-        resident = self._opener.open_prefix(request, preprocess, account, held, request.engine) if is_run else None
-        run = PrefixRun(resident, request.cut, self._resources.devices, scope, account) if resident else None
+        resident = run = None
+        if is_run:
+            resident = self._opener.open_prefix(request, preprocess, account, held, request.engine, scope.revoke)
+        if resident is not None:
+            run = PrefixRun(resident, request.cut, self._resources.devices, scope, account)
         packing = Packing(codec=request.codec, tolerance=request.tolerance, counters=counters)
         maximum = self._settings.device_batch if resident is None else resident.rows
         fewest = maximum if self._settings.batching == "fixed" else ROWS

@@ -40,11 +40,15 @@ _IDLE_S = 1.0
 # Device seconds at weight 1 that a stay lasts at least where others wait: several times what it takes a network to be
 # read and made ready (0.16 s for ResNet-18, 0.3 s for ShuffleNet), so that most of the node's time goes into answers.
 _TURN_S = 1.0
-# What was asked to leave and still has requests in work after that time is asked again much later.
+# Seconds that a stay lasts at most where others wait: clients that read slowly, or ask for little again and again, may
+# never take a turn's worth of the device.
+_STAY_S = 30.0
+# What was asked to leave and is still in use after that time is asked again much later, and others leave instead.
+_GONE_WITHIN_S = 10.0
 _ASKED_AGAIN_S = 30.0
 
 _DRAINED_WITHIN_S = 5.0
-"""Requests that use what is to leave have so long to end; those of a slow client may not, and others leave instead."""
+"""Requests that use what is to leave have so long to end; those that can be ended are ended then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,7 @@ class Evictable:
         served_s: device seconds, divided by its tenants' weights, that it had since it came.
         tag: the place where the lowest of the tenants stands that use it; see ``FairShares.tag``.
         asked_s: the time since it was asked to leave; None where it was not.
+        stayed_s: the time since it came.
     """
 
     key: Hashable
@@ -70,6 +75,7 @@ class Evictable:
     served_s: float
     tag: float
     asked_s: float | None = None
+    stayed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,9 +99,9 @@ def to_evict(incoming: Incoming, residents: Sequence[Evictable]) -> tuple[Hashab
     """What has to leave for something that comes in.
 
     What is not in use may always leave, longest unused first. What is in use may once it had a turn's worth of the
-    device, unless its tenant stands lower than the one that waits; the most served first. So all take turns, each
-    with device seconds in proportion to its tenant's weight, and who came late or has been without waits for no more
-    than one turn of each other.
+    device, unless its tenant stands lower than the one that waits, or once it has stayed for half a minute; the most
+    served first. So all take turns, each with device seconds in proportion to its tenant's weight, and who came late or
+    has been without waits for no more than one turn of each other.
 
     Returns:
         The fewest weights that are enough, with those that have begun to leave; empty if too few may leave yet. None if
@@ -134,13 +140,13 @@ def _missing_memory(incoming: Incoming, gone: Sequence[Evictable]) -> float:
 
 
 def _may_leave(evictable: Evictable, incoming: Incoming) -> bool:
-    if evictable.idle_s >= _IDLE_S or evictable.asked_s is not None:
+    if evictable.idle_s >= _IDLE_S or evictable.asked_s is not None or evictable.stayed_s >= _STAY_S:
         return True
     return evictable.served_s >= _TURN_S and evictable.tag >= incoming.tag
 
 
 def _is_stuck(evictable: Evictable) -> bool:
-    return evictable.asked_s is not None and _DRAINED_WITHIN_S <= evictable.asked_s < _ASKED_AGAIN_S
+    return evictable.asked_s is not None and _GONE_WITHIN_S <= evictable.asked_s < _ASKED_AGAIN_S
 
 
 def _order(evictable: Evictable) -> tuple[int, float]:
@@ -172,11 +178,13 @@ class ResidentWeights(Generic[T]):
         nbytes: size in bytes.
         owner: tenant for which it was made, whose quota it counts against.
         counted_bytes: bytes that count against that quota.
+        made_at: time when it was made.
         used_at: time when it was made, or its last use ended.
         users: number of requests that use it now, by tenant; None stands for long uses that cannot be interrupted.
         recent: time when each tenant's last use ended.
         served_s: device seconds that it had so far, divided by its tenants' weights.
         asked_at: time when its eviction was decided; None if it may stay.
+        ends: functions that end uses that can be ended.
     """
 
     value: T
@@ -184,11 +192,13 @@ class ResidentWeights(Generic[T]):
     nbytes: int
     owner: str
     counted_bytes: int
+    made_at: float
     used_at: float
     users: Counter[str | None] = field(default_factory=Counter)
     recent: dict[str, float] = field(default_factory=dict)
     served_s: float = 0.0
     asked_at: float | None = None
+    ends: list[Callable[[], None]] = field(default_factory=list)
 
     def enter(self, user: str | None) -> None:
         """Count a use that begins."""
@@ -204,7 +214,11 @@ class ResidentWeights(Generic[T]):
 
     def is_leaving(self, now: float) -> bool:
         """Whether it is being evicted, so that no new use may begin."""
-        return self.asked_at is not None and now - self.asked_at < _DRAINED_WITHIN_S
+        return self.asked_at is not None and now - self.asked_at < _GONE_WITHIN_S
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether uses that can be ended are to be ended, because it was asked to leave."""
+        return self.is_leaving(now) and self.asked_at is not None and now - self.asked_at >= _DRAINED_WITHIN_S
 
     def stay(
         self, key: Hashable, engines: "Iterable[ResidentWeights[T]]", tag: Callable[[str], float], now: float
@@ -229,6 +243,7 @@ class ResidentWeights(Generic[T]):
             served_s=self.served_s,
             tag=min(map(tag, used_by), default=0.0),
             asked_s=None if self.asked_at is None else now - self.asked_at,
+            stayed_s=now - self.made_at,
         )
 
 
@@ -386,12 +401,14 @@ class WeightMemory(Generic[T]):
         return maximum - held.counted_bytes if held is not None and held.owner == asker.name else maximum
 
     @contextmanager
-    def pin(self, key: Key, user: str | None) -> Iterator[T | None]:
+    def pin(self, key: Key, user: str | None, end: Callable[[], None] | None = None) -> Iterator[T | None]:
         """Keep the weights under a key resident while the context lasts, and yield them; None if there are none.
 
         Args:
             key: key of a prefix, or of an engine whose prefix is in use.
             user: name of the tenant; None for a long use that nobody should wait for.
+            end: function that makes the context end soon, called where others wait for the memory and it does not end
+                by itself in time; from any thread, and more than once.
 
         Raises:
             Overloaded: The weights are being evicted.
@@ -403,12 +420,16 @@ class WeightMemory(Generic[T]):
                     why = "the memory of this prefix is needed for others: ask again, and it will be asked for"
                     raise Overloaded(why, retry_after_s=_RETRY_AFTER_S)
                 held.enter(user)
+                if end is not None:
+                    held.ends.append(end)
         try:
             yield None if held is None else held.value
         finally:
             if held is not None:
                 with self._changed:
                     held.leave(user, self._clock())
+                    if end in held.ends:
+                        held.ends.remove(end)
                     if user is not None:
                         self._queue.drop_slot(key, user)
                     if held.asked_at is not None and not held.users:
@@ -466,6 +487,7 @@ class WeightMemory(Generic[T]):
                     left_s = until - self._clock()
                     if left_s <= 0 or self._is_closed:
                         raise Overloaded(self._why(waiter), retry_after_s=_RETRY_AFTER_S)
+                    self._end_overdue()
                     self._changed.wait(min(left_s, _LOOK_S))
                 return None
             finally:
@@ -505,6 +527,7 @@ class WeightMemory(Generic[T]):
                 nbytes=room.nbytes,
                 owner=room.owner,
                 counted_bytes=room.counted_bytes,
+                made_at=self._clock(),
                 used_at=self._clock(),
             )
             room.counted_bytes = 0  # the resident weights count from now on
@@ -596,6 +619,16 @@ class WeightMemory(Generic[T]):
             self._drop(key)
         elif not held.is_leaving(now):
             held.asked_at = now
+
+    def _end_overdue(self) -> None:
+        """End what uses weights that were asked to leave long ago: clients read as slowly as they like."""
+        ends: list[Callable[[], None]] = []
+        for held in self._held.values():
+            if held.is_overdue(self._clock()):
+                ends += held.ends
+                held.ends.clear()
+        if ends:  # in a thread of its own, since this one holds the lock, and what ends leaves through it
+            threading.Thread(target=lambda: [end() for end in ends], name="frostline-end", daemon=True).start()
 
     def _drop(self, key: Key) -> None:
         # Engines are used only together with their prefix, and would keep its weights alive without it.

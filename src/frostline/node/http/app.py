@@ -5,6 +5,7 @@ Sends an answer while it is made, and ends it when its client disconnects.
 The node's statistics in the text format of Prometheus.
 """
 
+import asyncio
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -96,6 +97,8 @@ __all__ = (
 
 # Seconds without a byte taken after which a reader has gone; the memory of its answer is then freed.
 _SILENCE_S = 30.0
+# Seconds in which a reader may take the reason why its answer was ended for others.
+_REVOKED_S = 1.0
 
 Part = bytes | memoryview
 
@@ -122,6 +125,9 @@ class FeatureResponse:
         try:
             async with create_task_group() as group:
                 group.start_soon(self._watch, receive, group.cancel_scope)
+                revoked = asyncio.Event()
+                self.answer.on_revoke(partial(asyncio.get_running_loop().call_soon_threadsafe, revoked.set))
+                group.start_soon(self._end_revoked, revoked, group.cancel_scope)
                 await self._send_all(scope, receive, send)
                 group.cancel_scope.cancel()
         finally:
@@ -136,6 +142,12 @@ class FeatureResponse:
         scope.cancel()
         with CancelScope(shield=True):
             await to_thread.run_sync(self.answer.close, limiter=self.threads)
+
+    async def _end_revoked(self, revoked: asyncio.Event, scope: CancelScope) -> None:
+        """End an answer that others wait for: its client is told why, unless it is too slow to be told."""
+        await revoked.wait()
+        await anyio.sleep(_REVOKED_S)
+        scope.cancel()
 
     async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
         encoder = Encoder()

@@ -63,6 +63,8 @@ class ConnectionLimits:
         half_s: seconds for an answer to begin where its client sends no more: it may read on, or be gone.
         unsent_s: seconds in which a reader must take all that was written to it, or ``unsent_bytes``.
         unsent_bytes: see ``unsent_s``.
+        min_bytes_per_s: rate at which an answer must be taken as a whole, but for ``unsent_s`` in all: what an answer
+            holds is given back after that.
         max_unknown: maximum number of connections older than ``young_s`` without a request of a known tenant.
         young_s: seconds for which a new connection is not closed because of ``max_unknown``, since many trainers may
             begin at once.
@@ -78,6 +80,7 @@ class ConnectionLimits:
     half_s: float = 2.0
     unsent_s: float = 30.0
     unsent_bytes: int = 32 << 10
+    min_bytes_per_s: int = 16 << 10
     max_unknown: int = 1024
     young_s: float = 1.0
     max_connections: int = _MAX_CONNECTIONS
@@ -432,8 +435,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._unsent_timer.cancel()
             self._unsent_timer = None
 
-    def end(self, *, is_more_coming: bool) -> None:
-        """Close it behind the last answer, and let by what is on its way: a reset could overtake the answer."""
+    def end(self, *, is_more_coming: bool, is_whole: bool = True) -> None:
+        """Close it behind the last answer, and let by what is on its way: a reset could overtake the answer.
+
+        Of an answer that broke off nobody needs what its reader has not taken, and nothing else counts its memory.
+        """
+        if not is_whole and self.flow.write_paused:
+            self.transport.abort()
+            return
         if self._is_ending:
             return
         self._is_ending = True
@@ -450,14 +459,32 @@ class GuardedProtocol(HttpToolsProtocol):
         self._answering = cycle
 
         async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+            left_s = self._limits.unsent_s
+
             async def sent(message: Message) -> None:
+                nonlocal left_s
                 if message["type"] == "http.response.start" and cycle.more_body:
                     cycle.keep_alive = False  # nobody reads the rest of its body
-                await send(message)
+                if not self.flow.write_paused:
+                    await send(message)
+                else:
+                    began_s = self.loop.time()
+                    late = self.loop.call_later(max(0.0, left_s), self._end_slow)
+                    try:
+                        await send(message)
+                    finally:
+                        late.cancel()
+                    left_s -= self.loop.time() - began_s
+                left_s += len(message.get("body", b"")) / self._limits.min_bytes_per_s
 
             await app(scope, receive, sent)
 
         super()._start_asgi_task(cycle, cast("Any", answered))
+
+    def _end_slow(self) -> None:
+        """End a connection whose reader takes an answer so slowly that it may never end."""
+        self._guards.say("closed a connection whose reader took an answer too slowly")
+        self.transport.abort()
 
     def _is_last(self) -> bool:
         """Whether the request that came last is whole and the last on this connection."""
@@ -563,7 +590,7 @@ class _AnswerTransport:
         self.is_closing = cycle.transport.is_closing
 
     def close(self) -> None:
-        self._connection.end(is_more_coming=self._cycle.more_body)
+        self._connection.end(is_more_coming=self._cycle.more_body, is_whole=self._cycle.response_complete)
 
 
 def place_of(client: tuple[str, int] | None) -> str:
