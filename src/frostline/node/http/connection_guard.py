@@ -80,7 +80,7 @@ class ConnectionLimits:
     half_s: float = 2.0
     unsent_s: float = 30.0
     unsent_bytes: int = 32 << 10
-    min_bytes_per_s: int = 16 << 10
+    min_bytes_per_s: int = 4 << 10
     max_unknown: int = 1024
     young_s: float = 1.0
     max_connections: int = _MAX_CONNECTIONS
