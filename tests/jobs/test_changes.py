@@ -4,6 +4,7 @@ import copy
 import math
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from enum import Enum
 from types import ModuleType, SimpleNamespace
@@ -486,6 +487,59 @@ def test_what_is_switched_around_a_call_of_the_head_alone_is_noticed_by_that_cal
             assert torch.equal(job.head(features), expected)
         monkeypatch.setattr(model.config, "note", "the head's")
         assert torch.equal(job.head(features), expected)
+
+
+WRITTEN = {
+    "another weight": lambda model: torch.no_grad()(model.body[0].weight.mul_)(1.5),
+    "trained": lambda model: model.last.requires_grad_(True),
+    "another tensor": lambda model: setattr(model.stem[0], "weight", nn.Parameter(model.stem[0].weight * 2)),
+}
+
+
+@pytest.mark.parametrize("change", WRITTEN)
+def test_the_head_takes_no_kept_batch_once_the_frozen_layers_are_others(folder, change):
+    model = network()
+    with job_for(folder, model) as job:
+        kept = [batch.features.clone() for batch in job.loader(BATCH)]
+        job.head(kept[0])
+        WRITTEN[change](model)
+        with pytest.raises(NetworkChanged, match=r"refreeze\(\)"):
+            job.head(kept[0])
+
+
+def test_a_head_takes_no_batch_that_was_kept_across_a_change_of_the_frozen_part(folder):
+    model = network()
+    with job_for(folder, model, observe=lambda _: None) as job:
+        kept, copied = next(iter(job.loader(BATCH))).features, copy.deepcopy(job.head)
+        torch.no_grad()(model.last[0].weight.mul_)(1.5)
+        job.refreeze()
+        with pytest.raises(ModelError, match="computed by other frozen layers"):
+            job.head(kept)
+        new = next(iter(job.loader(BATCH))).features
+        with pytest.raises(ModelError, match="computed by other frozen layers"):
+            copied(new)
+        job.head(new)
+        job.refreeze()
+        job.head(new)
+
+
+def test_one_head_that_several_threads_run_gives_each_what_it_gives_alone(folder):
+    model = network()
+    pixels = torch.ones(2, 3, 32, 32)
+    with job_for(folder, model) as job, torch.no_grad():
+        head, batches = job.head.eval(), [batch.features for batch in job.loader(BATCH)]
+        expected = [head(features) for features in batches]
+        whole = model.eval()(pixels)
+
+        def run(number):
+            with torch.no_grad():
+                if number % 4 == 3:
+                    return torch.equal(model(pixels), whole)
+                return torch.equal(head(batches[number % 3]), expected[number % 3])
+
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(run, range(200)))
+        assert "forward" not in vars(model.stem)
 
 
 def test_a_run_of_epochs_is_stopped_too(folder):

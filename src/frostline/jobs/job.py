@@ -505,6 +505,7 @@ class Job(JobTable, Hinting, Closing):
             unguarded=make,
             begin=self._require_unchanged,
             end=lambda: None if self._watch is None else self._watch.end(),
+            note=lambda features: None if self._watch is None else self._watch.note(features),
         )
         return guard.make()
 
@@ -543,6 +544,7 @@ class _PassGuard:
     unguarded: Callable[[], ArrayLoader]
     begin: Callable[[], Callable[[], None]]
     end: Callable[[], None]
+    note: Callable[[Sequence[Any]], None]
 
     @property
     def generation(self) -> int:

@@ -78,6 +78,9 @@ class PassGuard(Protocol):
     def end(self) -> None:
         """Look again as a pass has come to its end; raises as ``begin``."""
 
+    def note(self, features: Sequence[Any]) -> None:
+        """Note that features are those of the frozen part as it is now."""
+
 
 class LoaderSpec(Protocol):
     """Makes the same loader again, in the process that calls it."""
@@ -387,6 +390,11 @@ class ArrayLoader(Hinting):
         look = self._guard.begin()
         self._renew()
         return look
+
+    def note(self, features: Sequence[Any]) -> None:
+        """Note that features are of the job's frozen part as it is now, so that no head of another one takes them."""
+        if self._guard is not None:
+            self._guard.note(features)
 
     def _renew(self) -> None:
         """Be a loader of the job as it is now, where its frozen part was made anew."""

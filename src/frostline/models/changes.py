@@ -23,7 +23,7 @@ from torch import nn
 from frostline.core.errors import ModelError, NetworkChanged
 from frostline.engines.measure import version_of
 from frostline.models.frozen import FrozenPart, minds_its_mode
-from frostline.models.head import Head
+from frostline.models.head import Head, SkippingHead
 from frostline.models.modules import is_guard, is_split, module_at
 from frostline.models.outside import is_same_plain
 
@@ -269,6 +269,8 @@ class FrozenWatch:
         self._tried_at = dict.fromkeys(_SHARES, -math.inf)
         self._next = "begin"
         self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
+        if isinstance(head, Head):
+            head.look_before_runs(self._glance)
 
     def retire(self) -> None:
         """Have the steps of passes that are under way end, since the frozen part is made anew."""
@@ -292,12 +294,26 @@ class FrozenWatch:
                 _refuse(module.change(minds_modes=True))
         if (seen := next(self._small, None)) is not None:
             self._look_at_values(seen)
+        if self._glance():
+            self._try(self._next)
+            self._next = "step"
+
+    def _glance(self) -> bool:
+        """Whether no tensor of the frozen part has even been written to; it costs next to nothing.
+
+        Raises:
+            NetworkChanged: Some was, or is trained now, and is another one.
+        """
         for table, name, tensor, version in self._quick:
             if table.get(name) is not tensor or tensor._version != version or tensor.requires_grad:  # noqa: SLF001
                 self._look_at_all()
-                return
-        self._try(self._next)
-        self._next = "step"
+                return False
+        return True
+
+    def note(self, features: Sequence[torch.Tensor]) -> None:
+        """Note that features, which a loop is about to be handed, are those of this frozen part."""
+        if isinstance(self._head, SkippingHead):
+            self._head.mark(features)
 
     def end(self) -> None:
         """Look at everything that the features of a pass were made of, as it has come to its end.

@@ -66,6 +66,7 @@ __all__ = (
     "minds_its_mode",
     "named_tensors",
     "order_graph",
+    "own_paths",
     "refuse_train_mode",
     "training_flags",
 )
@@ -771,3 +772,19 @@ def _why_no_cut(stopped_by: str) -> str:
     if stopped_by:
         return f"the frozen part begins with {stopped_by}, which a node does not run"
     return "there is no place in the frozen part that few tensors cross, sample by sample"
+
+
+def own_paths(model: nn.Module, part: FrozenPart, rest: Graph | None, inside: tuple[str, ...]) -> list[str]:
+    """Paths of the tensors that are not the frozen part's alone."""
+    used = set() if rest is None else {path for _, path in rest.leaves}
+    frozen = {path for _, path in part.prefix.graph.leaves} - used
+    owners = {path.rpartition(".")[0] for path in frozen} - {path.rpartition(".")[0] for path in used}
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    frozen_tensors = {id(tensor) for path, tensor in named if path in frozen}  # which may have other paths too
+    return [
+        path
+        for path, tensor in named
+        if path in used
+        or tensor.requires_grad
+        or not (id(tensor) in frozen_tensors or path.rpartition(".")[0] in owners or path.startswith(inside))
+    ]

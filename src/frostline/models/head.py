@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NoReturn, Self
 
 import torch
@@ -19,7 +18,15 @@ from frostline.engines.machine import compute_slot
 from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
 from frostline.models.cuts import contiguous_copies
 from frostline.models.freezing import frozen_modules
-from frostline.models.frozen import ALIKE, FrozenPart, equals_whole, features_of, has_alike_features, order_graph
+from frostline.models.frozen import (
+    ALIKE,
+    FrozenPart,
+    equals_whole,
+    features_of,
+    has_alike_features,
+    order_graph,
+    own_paths,
+)
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
     StandIn,
@@ -31,6 +38,7 @@ from frostline.models.modules import (
     lone_parameters,
     modes,
     module_at,
+    run_lock,
     tensor_paths,
     with_buffers,
     with_modules,
@@ -47,11 +55,14 @@ from frostline.models.skipping import (
 )
 from frostline.models.tracing import (
     UNFIT,
-    Trace,
     are_close,
+    are_of_another,
     cast_inputs,
     device_of,
     kept_draws,
+    leaf_getters,
+    mark_features,
+    modules_of,
     random_batch,
     trace,
 )
@@ -124,11 +135,16 @@ class Head(StandIn, ABC):
             for path, own in self.named_modules(remove_duplicate=False)
             if path and isinstance(self.get_submodule(path.rpartition(".")[0]), StandIn)
         }
+        self._look: Callable[[], object] | None = None
         self._alone = dict(lone_parameters(self, model))
         self._lone_buffers = list(lone_buffers(self, model))
 
     def __getstate__(self) -> dict[str, Any]:
-        return dict(vars(self))
+        return {**vars(self), "_look": None}  # which is at this network
+
+    def look_before_runs(self, look: Callable[[], object]) -> None:
+        """Have a function look, each time before the head runs, whether the network is what its features are of."""
+        self._look = look
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Head":
         """A head of its own, with the frozen weights of this one, which nothing changes."""
@@ -177,10 +193,13 @@ class Head(StandIn, ABC):
         """What ``_run`` gives with the modules and the tensors that are the head's now."""
         self._put_into_eval()
         with (
+            run_lock(self._model[0]),
             with_modules(self._model[0], self.replaced_modules()),
             with_parameters(self._model[0], self),
             with_buffers(self._lone_buffers),
         ):
+            if self._look is not None:
+                self._look()
             return self._run(tensors)
 
     def train(self, mode: bool = True) -> Self:
@@ -313,7 +332,7 @@ class TracedRest:
         self._model = model
         self._part = part
         self._inputs = tuple(inputs)
-        self._modules = _modules_of(after(part.traced.graph, part.frost_line), model)
+        self._modules = modules_of(after(part.traced.graph, part.frost_line), model)
         self._graphs: dict[tuple[bool, ...], HeadGraph] = {}
 
     def __call__(self, features: Sequence[torch.Tensor]) -> Any:
@@ -345,11 +364,11 @@ class TracedRest:
         device, frozen, rest = device_of(model), guard_inputs(before(graph, cut)), after(graph, cut)
         batch = random_batch(model, self._inputs, _ROWS, torch.Generator().manual_seed(0))
         with torch.no_grad():
-            made = Runner(frozen, device=device).run(batch, [leaf() for leaf in _leaves(model, traced, frozen)])
+            made = Runner(frozen, device=device).run(batch, [leaf() for leaf in leaf_getters(model, traced, frozen)])
             meant = features_of(part, batch, device)
         if not are_close(made, [meant[place] for place in places]):
             raise NotTraceable(_OTHERWISE)
-        runner, leaves = Runner(rest, device=device), _leaves(model, traced, rest)
+        runner, leaves = Runner(rest, device=device), leaf_getters(model, traced, rest)
         if not traced.structure.is_leaf():
             raise ModelError("the network gives something else than one tensor")
         return HeadGraph(graph=rest, places=places, runner=runner, leaves=leaves)
@@ -361,6 +380,12 @@ _OTHERWISE = "the frozen part of the network computes something else when its he
 
 # An attribute that has had so many values without an effect before the frost line is none that the frozen part minds.
 _MANY_VALUES = 3
+
+
+_OF_ANOTHER = (
+    "these features were computed by other frozen layers than those before this head, as where a batch was kept across "
+    "job.refreeze(), or the head was copied before it: take batches from the job's loader, and copy job.head, anew"
+)
 
 
 class SkippingHead(Head):
@@ -395,7 +420,7 @@ class SkippingHead(Head):
             for path, module in model.named_modules(remove_duplicate=False)
             if not f"{path}.".startswith(inside) and id(module) not in idle
         }
-        super().__init__(model, _own_paths(model, part, rest, inside), modules)
+        super().__init__(model, own_paths(model, part, rest, inside), modules)
         self._part = part
         self._shared = (part, plan)
         self._inputs = tuple(inputs)
@@ -409,7 +434,7 @@ class SkippingHead(Head):
         self.finish()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_attributes": None, "_outside": None}  # which are this network's own modules'
+        return {**super().__getstate__(), "_attributes": None, "_outside": None}  # which are this network's own
 
     @property
     def reads(self) -> tuple[tuple[str, str, Any], ...]:
@@ -483,6 +508,10 @@ class SkippingHead(Head):
         if not self.makes_the_same(is_cast=True):
             warnings.warn(_AUTOCAST.format(str(dtype).removeprefix("torch.")), stacklevel=5)  # who called the head
 
+    def mark(self, features: Sequence[torch.Tensor]) -> None:
+        """Note that features are those of this head's frozen part; a head of another one refuses them."""
+        mark_features(features, self._inputs, self._meant)
+
     def traced_graphs(self) -> tuple[HeadGraph, HeadGraph] | None:
         """What it computes in train mode and in eval mode, as graphs; None where the network was not traced.
 
@@ -513,6 +542,8 @@ class SkippingHead(Head):
     def _run(self, tensors: list[torch.Tensor]) -> Any:
         if len(tensors) != len(self._part.frost_line.tensors):
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{len(tensors)} tensors"))
+        if are_of_another(tensors, self._inputs, self._meant):
+            raise ModelError(_OF_ANOTHER)
         if (changed := self.changed_read(theirs_alone=True)) is not None:
             raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
         kind = tensors[0].device.type
@@ -568,42 +599,6 @@ def _to_the_line(model: nn.Module, flags: Mapping[str, bool], *, is_cast: bool =
     uncast = nullcontext() if is_cast else torch.autocast(device_of(model).type, enabled=False)
     with modes(model, flags), torch.no_grad(), uncast:
         yield
-
-
-def _own_paths(model: nn.Module, part: FrozenPart, rest: Graph | None, inside: tuple[str, ...]) -> list[str]:
-    """Paths of the tensors that are not the frozen part's alone."""
-    used = set() if rest is None else {path for _, path in rest.leaves}
-    frozen = {path for _, path in part.prefix.graph.leaves} - used
-    owners = {path.rpartition(".")[0] for path in frozen} - {path.rpartition(".")[0] for path in used}
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    frozen_tensors = {id(tensor) for path, tensor in named if path in frozen}  # which may have other paths too
-    return [
-        path
-        for path, tensor in named
-        if path in used
-        or tensor.requires_grad
-        or not (id(tensor) in frozen_tensors or path.rpartition(".")[0] in owners or path.startswith(inside))
-    ]
-
-
-def _modules_of(graph: Graph, model: nn.Module) -> dict[str, nn.Module]:
-    """The modules whose mode may matter to the graph: those that made its nodes, and all around them."""
-    paths = {""}
-    for node in graph.nodes:
-        names = node.module.split(".") if node.module else []
-        paths.update(".".join(names[: depth + 1]) for depth in range(len(names)))
-    return {path: module for path, module in model.named_modules() if path in paths}
-
-
-def _leaves(model: nn.Module, traced: Trace, graph: Graph) -> tuple[Callable[[], torch.Tensor], ...]:
-    """For each leaf of a graph what gives the network's tensor, or the trace's own constant."""
-    constants = {path: tensor.to(device_of(model)) for path, tensor in traced.constants.items()}
-
-    def leaf(path: str) -> Callable[[], torch.Tensor]:
-        owner, _, name = path.rpartition(".")
-        return partial(getattr, model.get_submodule(owner), name)
-
-    return tuple(partial(constants.__getitem__, path) if path in constants else leaf(path) for _, path in graph.leaves)
 
 
 _ELSEWHERE = "choose another policy, with which the head is trained here"

@@ -6,8 +6,10 @@ Records a forward pass: which modules it runs, one in another and in order, and 
 """
 
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn
@@ -50,6 +52,7 @@ __all__ = (
     "not_averaged",
     "record",
     "resolved_path",
+    "run_lock",
     "state_of",
     "tensor_paths",
     "unwrap",
@@ -476,9 +479,21 @@ def with_buffers(buffers: Sequence[LoneBuffer]) -> Iterator[None]:
             buffer.head[buffer.name] = buffer.known = buffer.network.get(buffer.name)
 
 
+_LOCKS: "weakref.WeakKeyDictionary[nn.Module, threading.RLock]" = weakref.WeakKeyDictionary()
+
+
+def run_lock(model: nn.Module) -> AbstractContextManager[Any]:
+    """Held by the thread in which heads of a network run, since they change its modules' forwards for that while."""
+    return _LOCKS.setdefault(model, threading.RLock())
+
+
 @contextmanager
 def with_forwards(modules: Mapping[str, nn.Module], forward: Callable[..., Callable[..., Any]]) -> Iterator[None]:
-    """Give modules other forwards for a while, made of their path and their own one; hooks and attributes stay."""
+    """Give modules other forwards for a while, made of their path and their own one; hooks and attributes stay.
+
+    Other threads, which may run the whole network meanwhile, have its own ones.
+    """
+    thread = threading.get_ident()
     with ExitStack() as stack:
         for path, module in modules.items():
             own = vars(module)
@@ -486,8 +501,15 @@ def with_forwards(modules: Mapping[str, nn.Module], forward: Callable[..., Calla
                 stack.callback(own.__setitem__, "forward", own["forward"])
             else:
                 stack.callback(own.pop, "forward", None)
-            own["forward"] = forward(path, module.forward)
+            own["forward"] = _in_thread(thread, forward(path, module.forward), module.forward)
         yield
+
+
+def _in_thread(thread: int, forward: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return (forward if threading.get_ident() == thread else own)(*args, **kwargs)
+
+    return run
 
 
 @contextmanager

@@ -5,6 +5,8 @@ Casts what a network takes to its own precision: samples are prepared in float32
 Lets a network that takes several inputs by name take one array in their place, which holds them all.
 
 Runs two variants of one network on the same batch, and compares what they give to the bit.
+
+Knows of features which frozen part gave them.
 """
 
 import io
@@ -14,12 +16,14 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_structure, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from frostline.core import Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.errors import ModelError, NotTraceable
@@ -34,6 +38,7 @@ __all__ = (
     "UNFIT",
     "Trace",
     "are_close",
+    "are_of_another",
     "are_same",
     "autograd_leaves",
     "cast_inputs",
@@ -41,6 +46,9 @@ __all__ = (
     "device_of",
     "has_several_parts",
     "kept_draws",
+    "leaf_getters",
+    "mark_features",
+    "modules_of",
     "observe_run",
     "output_leaves",
     "random_batch",
@@ -464,3 +472,45 @@ def _is_same(value: Any, other: Any) -> bool:
         return type(value) is type(other) and bool(value == other)
     except (RuntimeError, ValueError):  # of arrays
         return False
+
+
+def leaf_getters(model: nn.Module, traced: Trace, graph: Graph) -> tuple[Callable[[], torch.Tensor], ...]:
+    """For each leaf of a graph what gives the network's tensor, or the trace's own constant."""
+    constants = {path: tensor.to(device_of(model)) for path, tensor in traced.constants.items()}
+
+    def leaf(path: str) -> Callable[[], torch.Tensor]:
+        owner, _, name = path.rpartition(".")
+        return partial(getattr, model.get_submodule(owner), name)
+
+    return tuple(partial(constants.__getitem__, path) if path in constants else leaf(path) for _, path in graph.leaves)
+
+
+def modules_of(graph: Graph, model: nn.Module) -> dict[str, nn.Module]:
+    """The modules whose mode may matter to the graph: those that made its nodes, and all around them."""
+    paths = {""}
+    for node in graph.nodes:
+        names = node.module.split(".") if node.module else []
+        paths.update(".".join(names[: depth + 1]) for depth in range(len(names)))
+    return {path: module for path, module in model.named_modules() if path in paths}
+
+
+# By its features, while these are there: a frozen part, by its inputs and what it makes of a few rows.
+_GIVEN_BY = WeakTensorKeyDictionary()
+
+
+def mark_features(features: Sequence[torch.Tensor], inputs: tuple[TensorSpec, ...], made: list[torch.Tensor]) -> None:
+    """Note which frozen part gave features.
+
+    Args:
+        features: tensors that a loop is handed.
+        inputs: specifications of the network's inputs.
+        made: what the frozen part makes of a few rows that are the same for all networks.
+    """
+    for tensor in features:
+        _GIVEN_BY[tensor] = (inputs, made)
+
+
+def are_of_another(features: Sequence[torch.Tensor], inputs: tuple[TensorSpec, ...], made: list[torch.Tensor]) -> bool:
+    """Whether features are known to be those of a frozen part that does something else with the same inputs."""
+    found = [_GIVEN_BY[tensor] for tensor in features if tensor in _GIVEN_BY]
+    return any(theirs is not made and specs == inputs and not are_close(theirs, made) for specs, theirs in found)
