@@ -179,6 +179,26 @@ def test_an_answer_that_would_be_too_large_is_refused(client, monkeypatch):
     refused(sent(client, model, urls(jpeg(1)), preprocess=preprocess().to_json()), 413, "send fewer inputs")
 
 
+def test_the_memory_of_an_answer_stays_reserved_until_it_is_sent(node, images):
+    """A reader that takes none of it holds what counts as its own."""
+    app, idle = make_app(node), []
+
+    async def watched(scope, receive, send):
+        async def watched_send(message):
+            if scope.get("path") == "/v1/embeddings" and message["type"] == "http.response.body":
+                idle.append(is_idle(node))
+            await send(message)
+
+        await app(scope, receive, watched_send)
+
+    with TestClient(watched) as client:
+        digest = put(client, small_network())
+        assert sent(client, digest, urls(jpeg(1)), preprocess=preprocess().to_json()).status_code == 200
+    assert idle
+    assert not any(idle)
+    assert is_idle(node)
+
+
 def test_tenants_alone_are_answered(images):
     settings = NodeSettings(memory_bytes=128 << 20, tenants=(tenant("ann"),))
     with Node(settings, (images.as_uri(),)) as node, TestClient(make_app(node)) as client:

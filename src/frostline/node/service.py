@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -407,7 +407,7 @@ class Node(Closing):
     def features(
         self,
         request: FeatureRequest,
-        admission: Admission | None = None,
+        admission: AbstractContextManager[Admission] | None = None,
         *,
         preprocess: Preprocess | None = None,
         sent: Versioned | None = None,
@@ -416,7 +416,7 @@ class Node(Closing):
 
         Args:
             request: request for features.
-            admission: admission of the request if it was admitted already; the answer ends it.
+            admission: admission of the request if it was admitted already; the answer exits it as it ends.
             preprocess: preprocessing of a request that this process made itself; None checks the request first.
             sent: store with the samples, where they came with the request; None reads them from the data.
 
@@ -451,7 +451,7 @@ class Node(Closing):
             self.audit.note(action, tenant=account.name, data=request.data, prefix=prefix, samples=samples)
 
     def embeddings(self, wanted: EmbeddingRequest, admission: Admission) -> tuple[BatchStream, EmbeddingInputs]:
-        """Answer a request for embeddings of inputs that came with it; see ``features``.
+        """Answer a request for embeddings of inputs that came with it; see ``features``. The caller ends its admission.
 
         Raises:
             UnknownPrefix: The network is not held.
@@ -464,7 +464,7 @@ class Node(Closing):
             account = admission.account
             memory, apart = self._opener.decode_memory(account), self._opener.decode_apart(account)
             inputs = embedding_inputs(wanted, resident, most, memory, scope.is_cancelled, apart)
-        return self.features(inputs.request, admission, sent=inputs.sent), inputs
+        return self.features(inputs.request, nullcontext(admission), sent=inputs.sent), inputs
 
     def direct_reads(self) -> DirectReads:
         """Read encoded samples for this process without admission and memory pools; the caller closes it."""

@@ -51,7 +51,7 @@ from frostline.core.units import metric_name
 from frostline.node.http.connection_guard import recognise
 from frostline.node.http.description import BINARY, Body, DescribedRoute, Endpoint, Parameter, describe, openapi_route
 from frostline.node.http.operations import LINES, ListingRoutes, TrainingRoutes
-from frostline.node.http.pages import EVENTS, Dashboard, LiveAnswers
+from frostline.node.http.pages import EVENTS, AnswerInPieces, Dashboard, LiveAnswers
 from frostline.node.http.requests import (
     METRICS_TYPE,
     REFUSALS,
@@ -693,12 +693,11 @@ class _Service:
             raise
         return FeatureResponse(answer, self._threads, deadline_s)
 
-    async def embeddings(self, request: Request) -> Response:
+    async def embeddings(self, request: Request) -> ASGIApp:
         account, deadline_s = self._asker(request), _deadline_s(request)
-        # Its memory stays reserved to the end, that of the answer with it.
-        with self._node.admit(
-            body_length(request) + max_numbers(self._node.settings.memory_bytes), account
-        ) as admission:
+        # Its memory stays reserved until its reader has all of the answer, that of the answer with it.
+        admission = self._node.admit(body_length(request) + max_numbers(self._node.settings.memory_bytes), account)
+        try:
             body = await self._body_reader.read_whole(request)
             wanted = await self._run(lambda: EmbeddingRequest.from_json(parsed_json(body)))
             answer, inputs = await self._run(self._node.embeddings, wanted, admission)
@@ -708,7 +707,10 @@ class _Service:
                     return answer_body(wanted, gather_embeddings(answer), inputs.tokens)
 
             made = await run_while_connected(request.receive, computed, answer.close, self._threads, deadline_s)
-        return Response(made, media_type="application/json")
+        except BaseException:
+            admission.close()
+            raise
+        return AnswerInPieces(body=made, media_type="application/json", end=admission.close)
 
     async def profile(self, request: Request) -> Response:
         account, deadline_s = self._asker(request), _deadline_s(request)

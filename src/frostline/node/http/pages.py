@@ -28,6 +28,7 @@ from frostline.node.http.connection_guard import is_stopping
 __all__ = (
     "EVENTS",
     "MAX_VIEWERS",
+    "AnswerInPieces",
     "Dashboard",
     "LiveAnswers",
 )
@@ -176,7 +177,7 @@ class LiveAnswers(Generic[R]):
             self._read(view, rights, asker)
             raise
         end = partial(self._read, view, rights, asker)
-        return _Once(body=body, media_type=self._media_type, is_compressed=is_compressed, end=end)
+        return AnswerInPieces(body=body, media_type=self._media_type, is_compressed=is_compressed, end=end)
 
     def _read(self, view: "_View", rights: R, asker: Hashable) -> None:
         """An answer was read, or given up."""
@@ -239,13 +240,20 @@ class _View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Once:
-    """An ASGI application that sends one answer, of which many share the bytes."""
+class AnswerInPieces:
+    """ASGI application that sends one answer in pieces, and gives up where its reader takes none of them for long.
+
+    Attributes:
+        body: bytes of the answer, which other answers may share.
+        media_type: its media type.
+        end: function that is called once it was sent or given up.
+        is_compressed: whether ``body`` is compressed by gzip.
+    """
 
     body: bytes
     media_type: str
-    is_compressed: bool
     end: Callable[[], None]
+    is_compressed: bool = False
 
     async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
         """Send it. If this returns before the last piece, the server breaks the connection."""
