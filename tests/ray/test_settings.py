@@ -1,13 +1,19 @@
 """Settings of a cluster say what is wrong with them, and what makes a node outdated."""
 
+import socket
+import sys
+import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from frostline.core.config import NodeSettings
-from frostline.core.errors import SettingError
+from frostline.core.errors import NodeUnreachable, SettingError
+from frostline.ray.control import join, leave_if_ended
 from frostline.ray.scaling import ClusterSettings, name_of, number_of
 from frostline.ray.supervisor import is_ours
+from support.servers import free_ports
 
 SOME = ClusterSettings(roots=("file:///photos",))
 
@@ -58,3 +64,29 @@ def test_a_label_selects_hosts():
     assert SOME.selector == {}
     assert not SOME.follows_demand
     assert replace(SOME, max_nodes=2).follows_demand
+
+
+def test_a_ray_that_has_ended_is_refused_at_once():
+    """Its own way to join tries for minutes."""
+    began_s = time.monotonic()
+    with pytest.raises(NodeUnreachable, match="no Ray answers at "):
+        join(f"127.0.0.1:{free_ports(1)[0]}")
+    assert time.monotonic() - began_s < 60
+
+
+def test_a_process_leaves_a_ray_that_has_ended_and_no_other(monkeypatch):
+    left = []
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        context = SimpleNamespace(gcs_address=f"127.0.0.1:{head.getsockname()[1]}")
+        ray = SimpleNamespace(
+            is_initialized=lambda: not left,
+            util=SimpleNamespace(client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False))),
+            get_runtime_context=lambda: context,
+            shutdown=lambda: left.append(context.gcs_address),
+        )
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        leave_if_ended()
+        assert not left
+    leave_if_ended()
+    leave_if_ended()
+    assert left == [context.gcs_address]

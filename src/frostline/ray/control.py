@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ __all__ = (
     "folder",
     "hosts_with",
     "join",
+    "leave_if_ended",
     "ray_session",
     "reach_or_start",
     "running_address",
@@ -46,6 +48,7 @@ _START_S = 120.0
 _FORMAT = 1
 _STOP_S = 45.0
 _LOCAL_LOOK_S = 0.1
+_KNOCK_S = 5.0
 _LAST_WORDS = 2000
 _OPTIONS = (
     "--head",
@@ -187,6 +190,8 @@ def join(address: str | None = None) -> Any:
 
     if not ray.is_initialized():
         try:
+            if found is not None:
+                _require_answer(found)
             ray.init(found or "auto", log_to_driver=False, configure_logging=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise NodeUnreachable(
@@ -194,6 +199,31 @@ def join(address: str | None = None) -> Any:
                 f"cluster up on one machine), or correct --address or RAY_ADDRESS ({error})"
             ) from error
     return ray
+
+
+def _require_answer(address: str) -> None:
+    """Refuse a ``host:port`` where nothing takes connections, which Ray would try for minutes; it knows others itself.
+
+    Raises:
+        ConnectionError: Nothing does.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+        except OSError as error:
+            raise ConnectionError(str(error)) from error
+
+
+def leave_if_ended() -> None:
+    """Leave a Ray that has ended. Its thread for errors would ask it again without a pause, on a whole core."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized() or ray.util.client.ray.is_connected():  # a Ray client has no such thread
+        return
+    try:
+        _require_answer(ray.get_runtime_context().gcs_address)
+    except ConnectionError:
+        ray.shutdown()
 
 
 @contextmanager
