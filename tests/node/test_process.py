@@ -172,6 +172,8 @@ def test_no_library_of_a_worker_prints_its_stack_for_which_it_may_find_no_memory
     for environment in (None, {"PATH": os.environ["PATH"], "RUST_BACKTRACE": "1"}):
         with Worker("json.tool", is_told=True, environment=environment) as worker:
             try:
-                assert b"RUST_BACKTRACE=0" in Path(f"/proc/{worker.pid}/environ").read_bytes().split(b"\0")
+                variables = Path(f"/proc/{worker.pid}/environ")
+                until(variables.read_bytes)  # it has none for the moment in which its program is put in
+                assert b"RUST_BACKTRACE=0" in variables.read_bytes().split(b"\0")
             finally:
                 worker.kill()

@@ -505,7 +505,7 @@ class Job(JobTable, Hinting, Closing):
             unguarded=make,
             begin=self._require_unchanged,
             end=lambda: None if self._watch is None else self._watch.end(),
-            note=lambda features: None if self._watch is None else self._watch.note(features),
+            watch=lambda: self._watch,
         )
         return guard.make()
 
@@ -544,19 +544,25 @@ class _PassGuard:
     unguarded: Callable[[], ArrayLoader]
     begin: Callable[[], Callable[[], None]]
     end: Callable[[], None]
-    note: Callable[[Sequence[Any]], None]
+    watch: "Callable[[], FrozenWatch | None]"
 
     @property
     def generation(self) -> int:
         """See ``PassGuard``."""
         return self.generations()
 
+    @property
+    def note(self) -> Callable[[Sequence[Any]], None]:
+        """See ``PassGuard``."""
+        watch = self.watch()
+        return _nothing if watch is None else watch.note
+
     def make(self) -> ArrayLoader:
         """See ``PassGuard``."""
         return self.unguarded().set_guard(self)
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass
 
 

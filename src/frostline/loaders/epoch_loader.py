@@ -78,8 +78,9 @@ class PassGuard(Protocol):
     def end(self) -> None:
         """Look again as a pass has come to its end; raises as ``begin``."""
 
-    def note(self, features: Sequence[Any]) -> None:
-        """Note that features are those of the frozen part as it is now."""
+    @property
+    def note(self) -> Callable[[Sequence[Any]], None]:
+        """Function that notes features of the pass that begins as those of the frozen part as it is now."""
 
 
 class LoaderSpec(Protocol):
@@ -114,7 +115,7 @@ class WorkerState:
         return found
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     """What looks at a network where there is none."""
 
 
@@ -279,6 +280,7 @@ class ArrayLoader(Hinting):
         self._made_by: LoaderSpec | None = None
         self._followed: NextPass | None = None
         self._guard: PassGuard | None = None
+        self.note: Callable[[Sequence[Any]], None] = _nothing  # of the latest pass; see PassGuard
         self._generation = 0
         self._shard(self._resumed(), PassStart())
 
@@ -387,14 +389,9 @@ class ArrayLoader(Hinting):
         """
         if self._guard is None:
             return _nothing
-        look = self._guard.begin()
+        look, self.note = self._guard.begin(), self._guard.note
         self._renew()
         return look
-
-    def note(self, features: Sequence[Any]) -> None:
-        """Note that features are of the job's frozen part as it is now, so that no head of another one takes them."""
-        if self._guard is not None:
-            self._guard.note(features)
 
     def _renew(self) -> None:
         """Be a loader of the job as it is now, where its frozen part was made anew."""

@@ -544,10 +544,9 @@ class Loader(Skippable, Hinting, IterableDataset[Batch]):
         with closing(arrays):
             for array in arrays:
                 batch = batch_of(array)
-                batch = batch if self._augment is None else self._augment(batch, view)
                 features = batch.features
                 self.arrays.note(features if isinstance(features, tuple) else (features,))
-                yield batch
+                yield batch if self._augment is None else self._augment(batch, view)
 
 
 class Pass(Iterator[Batch]):

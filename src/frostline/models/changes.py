@@ -26,6 +26,7 @@ from frostline.models.frozen import FrozenPart, minds_its_mode
 from frostline.models.head import Head, SkippingHead
 from frostline.models.modules import is_guard, is_split, module_at
 from frostline.models.outside import is_same_plain
+from frostline.models.tracing import GIVEN_BY
 
 __all__ = ("FrozenWatch", "checksum", "quick_sum", "require_whole", "take_over")
 
@@ -269,6 +270,7 @@ class FrozenWatch:
         self._tried_at = dict.fromkeys(_SHARES, -math.inf)
         self._next = "begin"
         self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
+        self._given = head.given if isinstance(head, SkippingHead) else None
         if isinstance(head, Head):
             head.look_before_runs(self._glance)
 
@@ -312,8 +314,9 @@ class FrozenWatch:
 
     def note(self, features: Sequence[torch.Tensor]) -> None:
         """Note that features, which a loop is about to be handed, are those of this frozen part."""
-        if isinstance(self._head, SkippingHead):
-            self._head.mark(features)
+        if self._given is not None:
+            for tensor in features:
+                GIVEN_BY[tensor] = self._given
 
     def end(self) -> None:
         """Look at everything that the features of a pass were made of, as it has come to its end.

@@ -55,13 +55,13 @@ from frostline.models.skipping import (
 )
 from frostline.models.tracing import (
     UNFIT,
+    Given,
     are_close,
     are_of_another,
     cast_inputs,
     device_of,
     kept_draws,
     leaf_getters,
-    mark_features,
     modules_of,
     random_batch,
     trace,
@@ -508,9 +508,10 @@ class SkippingHead(Head):
         if not self.makes_the_same(is_cast=True):
             warnings.warn(_AUTOCAST.format(str(dtype).removeprefix("torch.")), stacklevel=5)  # who called the head
 
-    def mark(self, features: Sequence[torch.Tensor]) -> None:
-        """Note that features are those of this head's frozen part; a head of another one refuses them."""
-        mark_features(features, self._inputs, self._meant)
+    @property
+    def given(self) -> Given:
+        """What its features are known by."""
+        return self._inputs, self._meant
 
     def traced_graphs(self) -> tuple[HeadGraph, HeadGraph] | None:
         """What it computes in train mode and in eval mode, as graphs; None where the network was not traced.
@@ -542,7 +543,7 @@ class SkippingHead(Head):
     def _run(self, tensors: list[torch.Tensor]) -> Any:
         if len(tensors) != len(self._part.frost_line.tensors):
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{len(tensors)} tensors"))
-        if are_of_another(tensors, self._inputs, self._meant):
+        if are_of_another(tensors, self.given):
             raise ModelError(_OF_ANOTHER)
         if (changed := self.changed_read(theirs_alone=True)) is not None:
             raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")

@@ -35,7 +35,9 @@ from frostline.models.recording import ROWS, Recording, record
 from frostline.preprocess.steps import InputPlace, unpack_inputs
 
 __all__ = (
+    "GIVEN_BY",
     "UNFIT",
+    "Given",
     "Trace",
     "are_close",
     "are_of_another",
@@ -47,7 +49,6 @@ __all__ = (
     "has_several_parts",
     "kept_draws",
     "leaf_getters",
-    "mark_features",
     "modules_of",
     "observe_run",
     "output_leaves",
@@ -494,23 +495,15 @@ def modules_of(graph: Graph, model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if path in paths}
 
 
-# By its features, while these are there: a frozen part, by its inputs and what it makes of a few rows.
-_GIVEN_BY = WeakTensorKeyDictionary()
+Given = tuple[tuple[TensorSpec, ...], list[torch.Tensor]]
+"""A frozen part, known by its inputs and by what it makes of a few rows, which are the same for all networks."""
+
+GIVEN_BY = WeakTensorKeyDictionary()
+"""The frozen part that gave each of the features that loops hold."""
 
 
-def mark_features(features: Sequence[torch.Tensor], inputs: tuple[TensorSpec, ...], made: list[torch.Tensor]) -> None:
-    """Note which frozen part gave features.
-
-    Args:
-        features: tensors that a loop is handed.
-        inputs: specifications of the network's inputs.
-        made: what the frozen part makes of a few rows that are the same for all networks.
-    """
-    for tensor in features:
-        _GIVEN_BY[tensor] = (inputs, made)
-
-
-def are_of_another(features: Sequence[torch.Tensor], inputs: tuple[TensorSpec, ...], made: list[torch.Tensor]) -> bool:
+def are_of_another(features: Sequence[torch.Tensor], part: Given) -> bool:
     """Whether features are known to be those of a frozen part that does something else with the same inputs."""
-    found = [_GIVEN_BY[tensor] for tensor in features if tensor in _GIVEN_BY]
+    inputs, made = part
+    found = [GIVEN_BY[tensor] for tensor in features if tensor in GIVEN_BY]
     return any(theirs is not made and specs == inputs and not are_close(theirs, made) for specs, theirs in found)

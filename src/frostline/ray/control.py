@@ -205,7 +205,7 @@ def _require_answer(address: str) -> None:
     """Refuse a ``host:port`` where nothing takes connections, which Ray would try for minutes; it knows others itself.
 
     Raises:
-        ConnectionError: Nothing does.
+        ConnectionError: No program takes connections there.
     """
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "/" not in host:

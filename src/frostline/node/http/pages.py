@@ -245,9 +245,9 @@ class AnswerInPieces:
 
     Attributes:
         body: bytes of the answer, which other answers may share.
-        media_type: its media type.
+        media_type: media type of the answer.
         end: function that is called once it was sent or given up.
-        is_compressed: whether ``body`` is compressed by gzip.
+        is_compressed: True if ``body`` is compressed by gzip.
     """
 
     body: bytes
