@@ -103,6 +103,30 @@ def test_csv_is_read_as_people_write_it(store, text, encoding, names):
     assert place.lower() == "place"
 
 
+@pytest.mark.parametrize(
+    ("words", "encoding"),
+    [
+        ("貓,狗", "big5"),
+        ("猫,狗", "gbk"),
+        ("ねこ,いぬ", "shift_jis"),
+        ("고양이,개", "euc-kr"),
+        ("кошка,пёс", "cp1251"),
+        ("γάτα,σκύλος", "cp1253"),
+    ],
+)
+def test_a_list_in_an_encoding_that_cannot_be_told_is_refused_with_what_to_do(store, words, encoding):
+    """It was read as if its bytes were western letters, and classes had names such as ¿ß."""
+    for name in ("a.jpg", "b.jpg"):
+        store.write(name, b"x")
+    first, second = words.split(",")
+    text = f"file_name,label\na.jpg,{first}\nb.jpg,{second}\n"
+    store.write("labels.csv", text.encode(encoding))
+    with pytest.raises(DataError, match="save it as UTF-8"):
+        len(Dataset(store.url, format="urls"))
+    store.write("labels.csv", text.encode())
+    assert set(Dataset(store.url, format="urls").classes) == {first, second}
+
+
 ODD_CSV = {
     "commas at the ends": "file_name,label,,\na.jpg,x,,\nb.jpg,y,,\n",
     "a separator said": "sep=;\r\nfile_name;label\r\na.jpg;x\r\nb.jpg;y\r\n",

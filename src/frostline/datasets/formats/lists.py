@@ -81,6 +81,8 @@ _LOST_BY = {
 }
 # Words that stand for no number.
 _NO_NUMBERS = frozenset({"nan", "na", "n/a", "null", "none", "<na>"})
+_BEYOND_ASCII = re.compile(rb"[A-Za-z\x80-\xff]*[\x80-\xff][A-Za-z\x80-\xff]*")
+_ASCII = bytes(range(128))
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _LONGEST = 1 << 30
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -221,11 +223,20 @@ def _rows_of(store: ObjectStore, entry: Entry) -> _Rows:
     if entry.size > _LONGEST:
         raise DataError(f"{entry.object} is longer than a list of text is read: write it as Parquet")
     text = _text_of(bytes(store.read(entry.object, 0, entry.size)))
+    if text is None:
+        raise DataError(
+            f"{entry.object} is in an encoding that it does not say, neither UTF-8 nor that of Windows for western "
+            "languages: save it as UTF-8, as by iconv -f BIG5 -t UTF-8"
+        )
     return _of_json(entry, text) if entry.object.lower().endswith(_JSON_LINES) else _of_csv(entry, text)
 
 
-def _text_of(data: bytes) -> str:
-    """The text of a file in the encoding that it begins as, in UTF-8, or as Windows writes western languages."""
+def _text_of(data: bytes) -> str | None:
+    """The text of a file in the encoding that it begins as, in UTF-8, or as Windows writes western languages.
+
+    None where it is in another one: in western words most letters are those of ASCII, in words of Big5, GBK, Shift JIS
+    and Cyrillic alphabets few bytes are.
+    """
     for mark, encoding in _BOMS:
         if data.startswith(mark):
             return data.decode(encoding, "replace")
@@ -234,7 +245,9 @@ def _text_of(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        return data.decode("cp1252", "replace")
+        words = b"".join(word for word in _BEYOND_ASCII.findall(data) if len(word) > 1)
+        is_western = 2 * len(words.translate(None, _ASCII)) <= len(words)
+        return data.decode("cp1252", "replace") if is_western else None
 
 
 def _first_rows(text: str, separator: str) -> list[list[str]]:
