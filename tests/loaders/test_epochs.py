@@ -11,7 +11,7 @@ import frostline as fl
 from frostline.core import FeatureBatch, Route, Samples
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import OrderMismatch, SettingError
-from frostline.core.events import EpochFinished, EpochStarted
+from frostline.core.events import EpochFinished, EpochStarted, SetupWarning
 from frostline.loaders import ArrayLoader, Epochs, Loader
 from frostline.loaders.epoch import in_turn
 from frostline.loaders.row_source import RowSource
@@ -224,3 +224,24 @@ def test_a_pass_in_turn_is_asked_for_while_the_one_before_it_ends_and_once():
         assert rows.tolist() == [[number]] * 16
     assert Counter(store.asked) == {0: 4, 1: 4}
     assert not [item for item in threading.enumerate() if item.name.startswith("frostline-prefetch")]
+
+
+@pytest.mark.parametrize(("shuffle", "said"), [(True, 1), (fl.BlockShuffle(mixed=4), 1), (False, 0)])
+def test_a_second_pass_in_the_order_of_the_first_is_told_once(folder, shuffle, said):
+    """PyTorch's own loader would shuffle anew, and its loop would not change its epoch."""
+    told = []
+    with job_for(folder, observe=told.append) as job:
+        loader = job.loader(4, shuffle=shuffle)
+        next(iter(loader))
+        for _ in range(3):
+            list(loader)
+        warned = [event.reason for event in told if isinstance(event, SetupWarning)]
+        assert len(warned) == said
+        assert all("set_epoch" in reason for reason in warned)
+        told.clear()
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            list(job.loader(4, shuffle=shuffle, epoch=epoch))
+            if epoch:
+                list(loader)
+        assert not [event for event in told if isinstance(event, SetupWarning)]

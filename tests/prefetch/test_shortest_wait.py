@@ -142,7 +142,7 @@ def test_nothing_is_dealt_to_a_way_that_is_closed_and_few_samples_wait_for_the_o
 def test_requests_are_short_while_a_way_is_closed():
     dealer = ShortestWait({NODE: 1, TRAINER: 1}, samples_per_request=32, bytes_per_sample=lambda _: 1, clock=float)
     dealer.close(NODE)
-    assert dealer.deal(100).rows == 8
+    assert dealer.deal(100).rows == 4
     dealer.open(NODE)
     assert dealer.deal(100).rows == 32
     assert dealer.deal(5).rows == 5

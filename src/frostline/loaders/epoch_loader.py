@@ -15,14 +15,25 @@ import numpy.typing as npt
 
 from frostline.core import TensorSpec, View
 from frostline.core.errors import OrderMismatch, SettingError
-from frostline.core.events import BatchDelivered, EpochFinished, EpochStarted
+from frostline.core.events import BatchDelivered, EpochFinished, EpochStarted, SetupWarning
 from frostline.core.hints import Hinting
 from frostline.datasets.targets import TargetColumns
 from frostline.loaders.arguments import ALONE, DatasetView, Ranks
 from frostline.loaders.batches import Arrivals, BatchFiller, FilledBatch
 from frostline.loaders.epoch import Epochs, EpochStream, NextPass
 from frostline.loaders.row_source import Arrays, RowSource
-from frostline.ordering import BlockOrder, EpochOrder, Order, OrderState, Progress, RecordedOrder, Resumed, Shard
+from frostline.ordering import (
+    BlockOrder,
+    EpochOrder,
+    MixtureOrder,
+    Order,
+    OrderState,
+    Progress,
+    RecordedOrder,
+    Resumed,
+    Shard,
+    Weighted,
+)
 from frostline.prefetch.requests import BatchAssembler
 
 __all__ = (
@@ -113,6 +124,12 @@ class WorkerState:
         found = self.maker.make(self.epoch, ranks, workers)
         found.begin_at(self.begin)
         return found
+
+
+_AGAIN = (
+    "each pass over this loader has the order and the random augmentations of epoch {}, while PyTorch's DataLoader "
+    "shuffles anew: call loader.set_epoch(epoch) before each pass, or make a loader with epoch=epoch"
+)
 
 
 def _nothing(*_: object) -> None:
@@ -282,6 +299,7 @@ class ArrayLoader(Hinting):
         self._guard: PassGuard | None = None
         self.note: Callable[[Sequence[Any]], None] = _nothing  # of the latest pass; see PassGuard
         self._generation = 0
+        self._passes = 0  # that came to their end
         self._shard(self._resumed(), PassStart())
 
     def __repr__(self) -> str:
@@ -576,6 +594,7 @@ class ArrayLoader(Hinting):
     def _pass(self, order: Resumed, handed: _Handed) -> Generator[Arrays]:
         self._source.require_open()
         look = self.require_unchanged()
+        self._say_if_again()
         epoch, asking = self._begun(order, handed.began)
         observe, number = self._source.observe, self._order.epoch
         observe(EpochStarted(epoch=number, samples=len(epoch)))
@@ -598,11 +617,19 @@ class ArrayLoader(Hinting):
                 waiting = time.perf_counter()
             if self._guard is not None:
                 self._guard.end()
+            self._passes += 1
             if self._ranks.workers == 1:  # else others may not be as far
                 handed.progress = Progress(len(self._order))
         finally:
             seconds = time.perf_counter() - started
             observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))
+
+    def _say_if_again(self) -> None:
+        """Say once that a second pass is the first one again: other loaders shuffle anew."""
+        drawn = Order | BlockOrder | Weighted | MixtureOrder
+        is_shuffled = isinstance(self._order, drawn) and getattr(self._order, "shuffle", True)
+        if self._passes == 1 and is_shuffled:
+            self._source.observe(SetupWarning(reason=_AGAIN.format(self.epoch)))
 
     def _begins(self, look: Callable[[], None], begin: PassStart) -> None:
         """A pass begins there, unless the network turns out to be another one while its first rows are on their way."""

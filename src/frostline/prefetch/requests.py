@@ -280,8 +280,9 @@ class WeightedRoutes:
 _REMEMBERED_ROWS, _TELLING_ROWS = 128, 4
 # A way that had nothing to do is believed to be faster by as much again after so long, until it is tried.
 _FORGOTTEN_S = 5.0
-# Rows of a request while not all ways are open, and of the first one to a way that is believed to be slow.
-_FEW, _FIRST = 8, 4
+# Rows of a request while not all ways are open, since over a thin link a batch waits for all that was asked for with it,
+# and of the first one to a way that is believed to be slow.
+_FEW = 4
 # Seconds of work that may wait for a way that something bounds.
 _QUEUE_S = 1.5
 # Rows of which nothing was heard for so long were abandoned.
@@ -462,7 +463,7 @@ class ShortestWait:
             if not way.waiting and route != chosen:
                 bounded_s = wait_s - max(0.0, way.bounded_until - now)
                 fitting = max(0.0, min(self._rate(way) * wait_s, self._bound(route) * bounded_s, rows))
-                few = max(int(fitting), 0 if way.rows else min(_FIRST, rows))
+                few = max(int(fitting), 0 if way.rows else min(_FEW, rows))
                 if way.rows and few < min(self._rows_per_run.get(route, 1), rows):
                     few = 0  # as many rows are computed as a run has
                 if few:
