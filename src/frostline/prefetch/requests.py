@@ -280,8 +280,8 @@ class WeightedRoutes:
 _REMEMBERED_ROWS, _TELLING_ROWS = 128, 4
 # A way that had nothing to do is believed to be faster by as much again after so long, until it is tried.
 _FORGOTTEN_S = 5.0
-# Rows of a request while not all ways are open, since over a thin link a batch waits for all that was asked for with it,
-# and of the first one to a way that is believed to be slow.
+# Rows of a request while not all ways are open, since a batch waits for all that a thin link was asked for with it, and
+# of the first one to a way that is believed to be slow.
 _FEW = 4
 # Seconds of work that may wait for a way that something bounds.
 _QUEUE_S = 1.5
