@@ -1283,7 +1283,15 @@ class TestAround:
     def test_a_compiled_head_learns_the_same(self):
         _, plain, network = cut(Reversed())
         model, compiled = network.head, torch.compile(network.head, backend="eager")
-        assert trained(model, through(network, compiled)) == trained(plain, plain)
+        with pytest.warns(UserWarning, match="compile your trained layers") as said:
+            assert trained(model, through(network, compiled)) == trained(plain, plain)
+        assert len(said) == 1
+
+    def test_a_compiler_that_shall_leave_nothing_out_is_told_what_to_compile(self):
+        _, _, network = cut(Between())
+        compiled = torch.compile(network.head, backend="eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="compile your trained layers"):
+            through(network, compiled)(torch.randn(2, *SHAPE))
 
     def test_a_compiled_layer_of_the_head_is_run_compiled(self):
         model, plain, network = cut(Between())
@@ -1353,13 +1361,13 @@ class Pyramid(Between):
 class TestReports:
     """What others have reported of PyTorch and of what is built on it, beside a plain loop (docs/decisions, 98)."""
 
-    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning", "ignore:torch.compile leaves")
     def test_numbers_of_python_that_a_compiler_draws_once_for_all_are_drawn_in_each_step(self):
         model, plain, network = cut(Drawing())
         run = through(network, torch.compile(network.head, backend="eager"))
         assert trained(model, run) == trained(plain, plain)
 
-    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning", "ignore:torch.compile leaves")
     @pytest.mark.parametrize("compiled", [False, True])
     def test_a_backward_that_a_compiler_drops_is_run(self, compiled):
         class Sine(Between):

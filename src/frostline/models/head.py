@@ -86,11 +86,8 @@ __all__ = (
 _ROWS = 3  # of a check: a BatchNorm gives two rows the same whatever they are
 _ROWS_OF_A_PLAN = 2
 _SEED = 1
-
-
 _OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
-
-
+_NOT_COMPILED = "torch.compile leaves job.head as it is: compile your trained layers, as model.classifier.compile()"
 _TAKES_ACTIVATIONS = (
     "the head was called with {}, and takes batch.features alone: what else the network's forward takes, such as "
     "labels, has a default there, with which the network was cut; compute what needs it from what the head returns"
@@ -122,7 +119,7 @@ class Head(StandIn, ABC):
 
     def __init__(self, model: nn.Module, paths: Iterable[str], modules: Mapping[str, nn.Module]) -> None:
         super().__init__(model)
-        self.expects_autocast = False
+        self.expects_autocast = self._knows_it_is_not_compiled = False
         self._modules_run = dict(modules)
         self._frozen = tuple(inner for _, module in frozen_modules(model) for inner in module.modules())
         self._in_eval: tuple[nn.Module, ...] = ()
@@ -187,7 +184,14 @@ class Head(StandIn, ABC):
 
     def _run_uncompiled(self, tensors: list[torch.Tensor]) -> Any:
         """What ``_run`` gives, of which torch.compile cannot follow the tensors that are not there."""
-        return torch.compiler.disable(self._run_as_it_is)(tensors)  # type: ignore[no-untyped-call]
+        torch._dynamo.graph_break(msg=_NOT_COMPILED)  # what an error of fullgraph=True tells its reader
+        return torch.compiler.disable(self._run_and_warn)(tensors)  # type: ignore[no-untyped-call]
+
+    def _run_and_warn(self, tensors: list[torch.Tensor]) -> Any:
+        if not self._knows_it_is_not_compiled:
+            self._knows_it_is_not_compiled = True
+            warnings.warn(_NOT_COMPILED, stacklevel=2)
+        return self._run_as_it_is(tensors)
 
     def _run_as_it_is(self, tensors: list[torch.Tensor]) -> Any:
         """What ``_run`` gives with the modules and the tensors that are the head's now."""
