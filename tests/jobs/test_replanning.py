@@ -114,8 +114,8 @@ def test_the_plan_follows_a_link_that_becomes_thin_and_the_loop_sees_no_differen
 
 
 def test_the_plan_follows_a_share_of_a_control_plane_as_it_follows_a_link(folder, node, tmp_path):
-    """The link would carry pixels; of the link's bytes this job may move a megabyte a second."""
-    with control_plane(tmp_path, time.time, bytes_per_s=1e6) as (control, _):
+    """The link would carry pixels; this job may move so few of its bytes that no busy machine is slower still."""
+    with control_plane(tmp_path, time.time, bytes_per_s=3e5) as (control, _):
         settings = replace(SETTINGS, control=control, hedge_quantile=1.0)
         with job_for(folder, node.url, frozen(), settings=settings) as job:
             job.use({Route(1): 1.0}, replan=True)
@@ -125,7 +125,7 @@ def test_the_plan_follows_a_share_of_a_control_plane_as_it_follows_a_link(folder
                     break
     assert replans
     assert replans[0].before.startswith("100 % cut 1")
-    assert "1.00 MB/s may cross" in replans[0].reason
+    assert "300 kB/s may cross" in replans[0].reason
 
 
 @pytest.mark.parametrize(
