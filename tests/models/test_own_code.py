@@ -1290,7 +1290,7 @@ class TestAround:
     def test_a_compiler_that_shall_leave_nothing_out_is_told_what_to_compile(self):
         _, _, network = cut(Between())
         compiled = torch.compile(network.head, backend="eager", fullgraph=True)
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="compile your trained layers"):
+        with pytest.raises(RuntimeError, match="compile your trained layers"):
             through(network, compiled)(torch.randn(2, *SHAPE))
 
     def test_a_compiled_layer_of_the_head_is_run_compiled(self):

@@ -184,7 +184,7 @@ class Head(StandIn, ABC):
 
     def _run_uncompiled(self, tensors: list[torch.Tensor]) -> Any:
         """What ``_run`` gives, of which torch.compile cannot follow the tensors that are not there."""
-        torch._dynamo.graph_break(msg=_NOT_COMPILED)  # what an error of fullgraph=True tells its reader
+        torch._dynamo.graph_break(msg=_NOT_COMPILED)  # noqa: SLF001 -- an error of fullgraph=True says it
         return torch.compiler.disable(self._run_and_warn)(tensors)  # type: ignore[no-untyped-call]
 
     def _run_and_warn(self, tensors: list[torch.Tensor]) -> Any:
