@@ -5,9 +5,9 @@ TORCH := 2.13.0
 VENV ?= .venv
 # Options for installing torch, where PyTorch's own instructions ask for some; see the README.
 TORCH_OPTIONS ?=
-# Processes that share the tests: two for each core and one more, since many tests wait, and up to six, since each has
-# servers of its own.
-WORKERS ?= $(shell wanted=$$((2 * $$(getconf _NPROCESSORS_ONLN) + 1)); echo $$((wanted < 6 ? wanted : 6)))
+# Processes that share the tests: one for each core and one more, since some tests wait, and up to six. Each has servers
+# of its own and imports PyTorch, Lightning and the like: on two cores three take 14 minutes, and five take 16.
+WORKERS ?= $(shell wanted=$$(($$(getconf _NPROCESSORS_ONLN) + 1)); echo $$((wanted < 6 ? wanted : 6)))
 # Options for `frostline demo`, such as --data DIR.
 DEMO ?=
 
