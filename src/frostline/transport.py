@@ -134,8 +134,14 @@ class Transport(Protocol):
     def health(self) -> Health:
         """What the node says of itself."""
 
-    def put_prefix(self, digest: str, artifact: bytes) -> None:
-        """Upload a prefix unless the node holds it already."""
+    def put_prefix(self, digest: str, artifact: bytes, before_upload: Callable[[], None] | None = None) -> None:
+        """Upload a prefix unless the node holds it already.
+
+        Args:
+            digest: digest of the artifact.
+            artifact: the prefix, as ``write_prefix`` makes it.
+            before_upload: function that is called before many bytes are sent; not where the node has them.
+        """
 
     def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """Have the node measure reading, decoding and every cut of the prefix on the request's samples.

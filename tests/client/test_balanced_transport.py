@@ -323,7 +323,7 @@ class Hanging(ScriptedTransport):
         super().__init__(otherwise=Act(gate="never"))
         self.broken = threading.Event()
 
-    def put_prefix(self, _, __):
+    def put_prefix(self, _, __, ___=None):
         self._hang()
 
     def profile(self, _, __=None):

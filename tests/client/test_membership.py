@@ -49,9 +49,9 @@ class Fake(ScriptedTransport):
         self._answer()
         return self.healthy
 
-    def put_prefix(self, digest, artifact):
+    def put_prefix(self, digest, artifact, before_upload=None):
         self._answer()
-        super().put_prefix(digest, artifact)
+        super().put_prefix(digest, artifact, before_upload)
 
     def features(self, request):
         self._otherwise = Act(error=self.failure)

@@ -120,6 +120,16 @@ def test_of_a_network_that_differs_in_its_last_block_only_that_block_is_sent(ope
     assert node.holds_prefix(SECOND[0])
 
 
+def test_what_is_sent_yields_to_samples_where_it_is_much(opened):
+    """The last block alone is less than a mebibyte."""
+    _, transport = opened()
+    assert len(FIRST[1]) > 1 << 20 > LAST_BYTES
+    yielded = []
+    for upload in (FIRST, FIRST, SECOND):
+        transport.put_prefix(*upload, lambda upload=upload: yielded.append(upload[0]))
+    assert yielded == [FIRST[0]]
+
+
 def test_a_network_from_pieces_computes_what_it_does_whole(opened, tmp_path):
     images = make_images(tmp_path / "images", 3)
     features = []

@@ -142,10 +142,24 @@ def test_nothing_is_dealt_to_a_way_that_is_closed_and_few_samples_wait_for_the_o
 def test_requests_are_short_while_a_way_is_closed():
     dealer = ShortestWait({NODE: 1, TRAINER: 1}, samples_per_request=32, bytes_per_sample=lambda _: 1, clock=float)
     dealer.close(NODE)
-    assert dealer.deal(100).rows == 4
+    assert dealer.deal(100).rows == 8
     dealer.open(NODE)
     assert dealer.deal(100).rows == 32
     assert dealer.deal(5).rows == 5
+
+
+@pytest.mark.parametrize(("passing", "rows"), [(math.inf, 8), (42.0, 8), (10.0, 2), (0.1, 1)])
+def test_a_thin_link_is_soon_free_for_what_opens_a_way(passing, rows):
+    dealer = ShortestWait(
+        {NODE: 1, TRAINER: 1},
+        samples_per_request=32,
+        bytes_per_sample=lambda _: 1,
+        clock=float,
+        bound=lambda _: passing,
+        rows_per_run={TRAINER: 8},
+    )
+    dealer.close(NODE)
+    assert dealer.deal(100).rows == rows
 
 
 def test_a_way_whose_runs_are_filled_up_gets_whole_runs_even_while_another_is_closed():

@@ -194,11 +194,11 @@ class BalancedTransport:
         with self._lock:
             self._turns.join(number)
 
-    def _put(self, number: int, digest: str, artifact: bytes) -> None:
+    def _put(self, number: int, digest: str, artifact: bytes, before_upload: Callable[[], None] | None = None) -> None:
         with self._lock:
             self._sending.add((number, digest))
         try:
-            self._nodes[number].put_prefix(digest, artifact)
+            self._nodes[number].put_prefix(digest, artifact, before_upload)
         finally:
             with self._lock:
                 self._sending.discard((number, digest))
@@ -227,7 +227,7 @@ class BalancedTransport:
         """See ``Transport``; of the first node that answers."""
         return self._first(lambda _, node, __: node.health(), Cancellation())
 
-    def put_prefix(self, digest: str, artifact: bytes) -> None:
+    def put_prefix(self, digest: str, artifact: bytes, before_upload: Callable[[], None] | None = None) -> None:
         """See ``Transport``; to all nodes at once. It is enough that one has it: the others take part once they do."""
         with self._lock:
             numbers = self._turns.order(self._clock())
@@ -236,7 +236,7 @@ class BalancedTransport:
                 self._lacking |= {(number, digest) for number in numbers}
             self._prefixes[digest] = artifact
         try:
-            self._every(lambda number, _: self._put(number, digest, artifact), numbers, grace_s=_GRACE_S)
+            self._every(lambda number, _: self._put(number, digest, artifact, before_upload), numbers, grace_s=_GRACE_S)
         except FrostlineError:
             if is_new:
                 with self._lock:  # nobody has it, so nobody lacks it

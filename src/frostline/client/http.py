@@ -283,15 +283,20 @@ class HttpTransport:
         self._protocol = common_protocol(found.protocol) or PROTOCOLS[1]
         return found
 
-    def put_prefix(self, digest: str, artifact: bytes) -> None:
+    def put_prefix(self, digest: str, artifact: bytes, before_upload: Callable[[], None] | None = None) -> None:
         """See ``Transport``."""
         path = f"/v1/prefixes/{digest}"
         if self._exchange(self._message("HEAD", path), accepted=(_OK, 404))[0] == _OK:
             return
-        if not self._put_rest(path, artifact):
-            self._exchange(self._message("PUT", path, body=artifact, media_type=_BINARY))
+        if not self._put_rest(path, artifact, before_upload):
+            self._upload(path, artifact, before_upload, media_type=_BINARY)
 
-    def _put_rest(self, path: str, artifact: bytes) -> bool:
+    def _upload(self, path: str, body: bytes, before_upload: Callable[[], None] | None, **said: Any) -> None:
+        if before_upload is not None and len(body) >= _MIN_SHARED_BYTES:
+            before_upload()
+        self._exchange(self._message("PUT", path, body=body, **said))
+
+    def _put_rest(self, path: str, artifact: bytes, before_upload: Callable[[], None] | None) -> bool:
         """Send a prefix without the pieces that the node has; False where that saves little, or they go meanwhile."""
         shared = pieces_of(artifact)
         if sum(piece.stop - piece.start for piece in shared) < _MIN_SHARED_BYTES:
@@ -302,11 +307,9 @@ class HttpTransport:
             held = [piece for piece in shared if piece.digest in known]
             if not held:
                 return False
-            rest = self._message(
-                "PUT", path, body=without(artifact, held), media_type=pieces.MEDIA_TYPE, headers=headers
-            )
+            rest = without(artifact, held)
             with suppress(UnknownPrefix):
-                self._exchange(rest)
+                self._upload(path, rest, before_upload, media_type=pieces.MEDIA_TYPE, headers=headers)
                 return True
         return False
 

@@ -301,9 +301,9 @@ class PacedTransport:
         """See ``Transport.health``."""
         return self._transport.health()
 
-    def put_prefix(self, digest: str, artifact: bytes) -> None:
+    def put_prefix(self, digest: str, artifact: bytes, before_upload: Callable[[], None] | None = None) -> None:
         """See ``Transport.put_prefix``."""
-        self._transport.put_prefix(digest, artifact)
+        self._transport.put_prefix(digest, artifact, before_upload)
 
     def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:
         """See ``Transport.profile``; it is not paced, since it is rare and short."""

@@ -328,8 +328,10 @@ class IoTransport:
         """See ``Transport``; of the node."""
         return self._value(Health.from_json, {"kind": "health"})
 
-    def put_prefix(self, digest: str, artifact: bytes) -> None:
-        """See ``Transport``."""
+    def put_prefix(self, digest: str, artifact: bytes, before_upload: Callable[[], None] | None = None) -> None:
+        """See ``Transport``; whether the node has it is the service's to know."""
+        if before_upload is not None:
+            before_upload()
         self._exchange({"kind": "prefix", "digest": digest}, body=artifact)
 
     def profile(self, wanted: ProfileRequest, cancellation: Cancellation | None = None) -> Profile:

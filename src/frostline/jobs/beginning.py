@@ -154,11 +154,12 @@ def _at_once(
     beside = replace(context, asking=replace(context.asking, observe=tell))
 
     def measure(cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
-        if found is None:
+        def let_pass() -> None:
             wait_for_bytes(first_bytes, lambda: context.transport.statistics().bytes_received, cancellation)
+
         try:
             with cancellation.ends(context.transport.break_off):  # a job that is over sends no weights
-                refused = network.refusal(beside)
+                refused = network.refusal(beside, let_pass)
         except FrostlineError as error:
             tell(SetupWarning(reason=f"the frozen layers run here: {error}"))
             return None

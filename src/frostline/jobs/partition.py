@@ -194,10 +194,14 @@ class PartitionedModel:
         artifact = write_prefix(replace(self.parts.prefix, tokenizer=self.tokenizer))
         return Shipment(digest=digest_of(artifact), artifact=artifact, is_settled=threading.Event())
 
-    def ship(self, context: JobContext) -> str | None:
+    def ship(self, context: JobContext, before_upload: Callable[[], None] | None = None) -> str | None:
         """Bring the frozen part to the nodes. Returns why they have no room for it, in their words; None if they do.
 
         That is told, and is no reason to end the job: the frozen layers then run here.
+
+        Args:
+            context: context of the job.
+            before_upload: function that is called before many bytes are sent; not where the nodes have them.
         """
         shipment = context.shipment
         assert shipment is not None, "there is a prefix"
@@ -209,7 +213,7 @@ class PartitionedModel:
                 if cut.number > 1
             }
         try:
-            context.asking(lambda: context.transport.put_prefix(shipment.digest, shipment.artifact))
+            context.asking(lambda: context.transport.put_prefix(shipment.digest, shipment.artifact, before_upload))
         except OverBudget as error:
             context.asking.observe(SetupWarning(reason=f"the frozen layers run here: {error}"))
             return str(error)
@@ -233,17 +237,21 @@ class PartitionedModel:
             return replace(situation, store=store, nodes=max(1, len(nodes) - len(lacking)))
         return situation
 
-    def refusal(self, context: JobContext) -> str | None:
+    def refusal(self, context: JobContext, before_upload: Callable[[], None] | None = None) -> str | None:
         """Ship the network, and find out why the nodes do not run it up to the frost line; None where they do.
 
         Nothing is measured: a node says so by its weights and by what a run would take. The reason, in its words, is
         told.
+
+        Args:
+            context: context of the job.
+            before_upload: function that is called before many bytes are sent; not where the nodes have them.
         """
         shipment: Shipment | None = context.shipment
         refused: str | None = "it could not be sent"
         assert shipment is not None, "there is a prefix"
         try:
-            refused = self.ship(context) or self._no_room(context)
+            refused = self.ship(context, before_upload) or self._no_room(context)
         finally:
             shipment.settle(refused)
         return refused

@@ -46,7 +46,7 @@ class LocalTransport:
         self.count(requests=1)
         return self._node.health()
 
-    def put_prefix(self, digest: str, artifact: bytes) -> None:
+    def put_prefix(self, digest: str, artifact: bytes, before_upload: Callable[[], None] | None = None) -> None:  # noqa: ARG002
         """See ``Transport``."""
         with self._exchange():
             self._node.put_prefix(digest, artifact)

@@ -280,9 +280,10 @@ class WeightedRoutes:
 _REMEMBERED_ROWS, _TELLING_ROWS = 128, 4
 # A way that had nothing to do is believed to be faster by as much again after so long, until it is tried.
 _FORGOTTEN_S = 5.0
-# Rows of a request while not all ways are open, since a batch waits for all that a thin link was asked for with it, and
-# of the first one to a way that is believed to be slow.
-_FEW = 4
+# Rows of a request while not all ways are open, and of the first one to a way that is believed to be slow.
+_FEW, _FIRST = 8, 4
+# While not all ways are open a request takes so long of a link: what opens them crosses it behind two of these.
+_SHORT_S = 0.2
 # Seconds of work that may wait for a way that something bounds.
 _QUEUE_S = 1.5
 # Rows of which nothing was heard for so long were abandoned.
@@ -414,6 +415,8 @@ class ShortestWait:
         if self._ways[route].waiting:
             route, rows = self._idle_way(route, ways, rows, now)
         rows = min(max(rows, self._rows_per_run.get(route, 1)), self._samples_per_request, left)
+        if self._closed:
+            rows = max(1, int(min(self._bound(route) * _SHORT_S, rows)))
         way = self._ways[route]
         if not way.waiting:
             way.since = now
@@ -463,7 +466,7 @@ class ShortestWait:
             if not way.waiting and route != chosen:
                 bounded_s = wait_s - max(0.0, way.bounded_until - now)
                 fitting = max(0.0, min(self._rate(way) * wait_s, self._bound(route) * bounded_s, rows))
-                few = max(int(fitting), 0 if way.rows else min(_FEW, rows))
+                few = max(int(fitting), 0 if way.rows else min(_FIRST, rows))
                 if way.rows and few < min(self._rows_per_run.get(route, 1), rows):
                     few = 0  # as many rows are computed as a run has
                 if few:

@@ -115,7 +115,7 @@ class ScriptedTransport(Transport):
         self._node.check_up()
         return self._health
 
-    def put_prefix(self, digest: str, artifact: bytes) -> None:
+    def put_prefix(self, digest: str, artifact: bytes, before_upload: Callable[[], None] | None = None) -> None:  # noqa: ARG002
         """Keep it in ``prefixes``."""
         self._node.check_up()
         self.prefixes.setdefault(digest, artifact)
