@@ -160,7 +160,7 @@ def cql_table():
                 for row in session.execute(f"SELECT name, label, data FROM {KEYSPACE}.put"):
                     yield row.name, row.label, bytes(row.data)
 
-        yield lambda source, observe, makes: put_into_table(source, url, observe=observe, runner=makes), read_all
+        yield lambda source, on_event, makes: put_into_table(source, url, on_event=on_event, runner=makes), read_all
 
 
 @contextmanager
@@ -175,8 +175,8 @@ def bucket():
                 if not entry.object.startswith("."):
                     yield entry.object, entry.object.partition("/")[0], bytes(store.read(entry.object, 0, entry.size))
 
-        def copy(source, observe, makes):
-            return repack(source, "s3://copies/all", "original", part_bytes=1 << 20, observe=observe, runner=makes)
+        def copy(source, on_event, makes):
+            return repack(source, "s3://copies/all", "original", part_bytes=1 << 20, on_event=on_event, runner=makes)
 
         yield copy, read_all
 

@@ -97,7 +97,7 @@ def climbed(name, wanted):
         doing(f"{name}: engines up to {prefix.cuts[-1].name}, {weights / 1e6:.0f} MB of weights")
         engines = built(prefix, calibration, wanted, Path(folder))
         doing(f"{name}: the ready format")
-        ingest(data, ready, Applied.to(preprocess, "uint8"), observe=lambda _: None)
+        ingest(data, ready, Applied.to(preprocess, "uint8"), on_event=lambda _: None)
         sources = {"jpeg": Source(data, preprocess), "ready": Source(Dataset(ready), preprocess)}
         rows = one_after_another(name, sources, engines, prefix.cuts[-1].number, pixels, wanted)
         kept_pixels = decoded(data, preprocess, as_kept=True)
@@ -279,7 +279,7 @@ def streamed(name, model, data, preprocess, wanted, accuracy, engine, alone):
     )
     options = {"accuracy": accuracy, "cut": len(cut_network(model, preprocess.shape).cuts) - 1}
     options["settings"] = LoaderSettings(cache_bytes=0, replan=False)
-    options["observe"] = lambda event: isinstance(event, PhaseStarted) and doing(f"{name}: {accuracy}, {event.name}")
+    options["on_event"] = lambda event: isinstance(event, PhaseStarted) and doing(f"{name}: {accuracy}, {event.name}")
     with (
         start_node((data.url,), settings) as node,
         fl.offload(model, data, preprocess=preprocess, near=node.url, **options) as job,

@@ -202,12 +202,12 @@ def two_epochs(folder, kept, count, *, by_owners, link):
     """Two epochs over some nodes."""
     asked = []
 
-    def observe(event):
+    def on_event(event):
         if isinstance(event, RequestFinished):
             asked.append(event.samples)
 
     nodes = some_nodes(folder, kept, count, device_batch=DEVICE_BATCH)
-    with spread(count, by_owners=by_owners), nodes as (nodes, urls), a_job(folder, urls, observe) as job:
+    with spread(count, by_owners=by_owners), nodes as (nodes, urls), a_job(folder, urls, on_event) as job:
         for node in nodes:
             Sent(node, link)
         job.use({Route(job.frost_line.number): 1.0})  # all frozen layers at the nodes, whatever a plan says
@@ -232,11 +232,11 @@ def served(nodes):
     return [node.statistics().totals.samples for node in nodes]
 
 
-def a_job(folder, urls, observe=None):
+def a_job(folder, urls, on_event=None):
     settings = fl.LoaderSettings(
         cache_bytes=0, device_batch=DEVICE_BATCH, hedge_quantile=1.0, requests_in_flight=max(8, 4 * len(urls))
     )
-    options = {"preprocess": tiny_preprocess(), "accuracy": "exact", "settings": settings, "observe": observe}
+    options = {"preprocess": tiny_preprocess(), "accuracy": "exact", "settings": settings, "on_event": on_event}
     return fl.offload(frozen(), fl.Dataset(folder), near=urls, **options)
 
 

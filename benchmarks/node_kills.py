@@ -114,14 +114,14 @@ def disturbed(folder, near, living, wanted):
     """Train until the time is over, to the end of an epoch, while nodes are killed."""
     came, ended = [], threading.Event()
 
-    def observe(event):
+    def on_event(event):
         if isinstance(event, NodeJoined):
             came.append(event.url)
 
     settings = LoaderSettings(samples_per_request=8, device_batch=8, cache_bytes=0, retry_for_s=120)
     options = {"preprocess": tiny_preprocess(), "near": near, "accuracy": "exact", "settings": settings}
     losses, ids, steps, kills, epoch = [], [], [], [], 0
-    with fl.offload(frozen(), fl.Dataset(folder), observe=observe, **options) as job:
+    with fl.offload(frozen(), fl.Dataset(folder), on_event=on_event, **options) as job:
         optimizer = torch.optim.SGD(job.head.parameters(), 0.1)
         killer = threading.Thread(target=kill, args=(living, kills, ended, wanted.every))
         began = time.monotonic()

@@ -231,7 +231,7 @@ class Trainer:
         chosen = {"cache_bytes": 0, "samples_per_request": BATCH, "device_batch": BATCH, "measure_first": True}
         options = {"preprocess": self._network.preprocess, "near": url, "accuracy": self._accuracy}
         settings = fl.LoaderSettings(**chosen, **settings)
-        self._job = fl.offload(self._network.model, self._data, settings=settings, observe=self._observe, **options)
+        self._job = fl.offload(self._network.model, self._data, settings=settings, on_event=self._observe, **options)
         return self._job
 
     def plan(self, url, rules=RULES):

@@ -119,11 +119,11 @@ class Trainer:
         preprocess = replace(whole, steps=(Decode(reduced=True), *whole.steps[1:]))
         tuned, given = [], {"near": self._url, "cut": 0, "settings": chosen, "preprocess": preprocess}
 
-        def observe(event):
+        def on_event(event):
             if isinstance(event, Tuned):
                 tuned.append(event)
 
-        with fl.offload(None, self._data, observe=observe, **given) as job:
+        with fl.offload(None, self._data, on_event=on_event, **given) as job:
             started = time.monotonic()
             passes = job.epochs(16, range(1 << 20), shuffle=True, seed=0)
             with Counted(lambda: job.statistics().payload_bytes) as received:

@@ -562,12 +562,12 @@ class ExaminedSetup:
     devices: str | None = None
 
 
-def examine(subject: ExaminedSetup, observe: Observer) -> Iterator[Finding]:
+def examine(subject: ExaminedSetup, on_event: Observer) -> Iterator[Finding]:
     """What is found, as it is found.
 
     Args:
         subject: set-up to examine.
-        observe: observer that is told what happens meanwhile.
+        on_event: observer that is told what happens meanwhile.
     """
     yield from examine_machine()
     if subject.devices is not None:
@@ -584,11 +584,11 @@ def examine(subject: ExaminedSetup, observe: Observer) -> Iterator[Finding]:
         return
     job = replace(subject.data, loader=hasty, near=next(iter(nodes), None), also_near=tuple(nodes[1:]))
     found: list[Dataset] = []
-    for finding in chain(attempt("data", partial(_data, job, observe, found)), _served(nodes, hasty, found)):
+    for finding in chain(attempt("data", partial(_data, job, on_event, found)), _served(nodes, hasty, found)):
         can_go_on &= finding.level != PROBLEM
         yield finding
     if subject.has_network and can_go_on:
-        yield from attempt("network", partial(_examine_network, job, observe))
+        yield from attempt("network", partial(_examine_network, job, on_event))
 
 
 def _nodes(addresses: Sequence[str], settings: LoaderSettings, data: str | None, good: list[str]) -> Iterator[Finding]:
@@ -651,7 +651,7 @@ def _one_sample(url: str, settings: LoaderSettings, data: Dataset) -> Iterator[F
         yield Finding(part=f"node {url}", level=FINE, says=f"it read {name}, {in_bytes(int(sample.lengths[0]))}")
 
 
-def _data(job: JobSettings, observe: Observer, found: list[Dataset]) -> Iterator[Finding]:
+def _data(job: JobSettings, on_event: Observer, found: list[Dataset]) -> Iterator[Finding]:
     """What is found in the data, which is put into ``found`` once it is listed."""
     data = Dataset(
         job.data,
@@ -661,7 +661,7 @@ def _data(job: JobSettings, observe: Observer, found: list[Dataset]) -> Iterator
         relist=job.relist,
         near=job.listed_by,
         token=None if job.loader.token == LoaderSettings().token else job.loader.token,
-        observe=observe,
+        on_event=on_event,
     )
     yield from _examine_data(data)
     found.append(data)
@@ -720,12 +720,12 @@ def _next_power(value: float) -> int:
     return 1 << max(0, math.ceil(math.log2(max(1.0, value))))
 
 
-def _examine_network(settings: JobSettings, observe: Observer) -> Iterator[Finding]:
+def _examine_network(settings: JobSettings, on_event: Observer) -> Iterator[Finding]:
     """What a job finds that is made of all parts together.
 
     Args:
         settings: settings of the job.
-        observe: observer that is told what happens meanwhile.
+        on_event: observer that is told what happens meanwhile.
 
     Raises:
         UserError: The user can mend what is wrong: data, network, node or settings.
@@ -738,7 +738,7 @@ def _examine_network(settings: JobSettings, observe: Observer) -> Iterator[Findi
 
     def listen(event: Event) -> None:
         heard.extend(_heard(event, settings))
-        observe(event)
+        on_event(event)
 
     with set_up(measure_first(settings), listen) as setup:
         yield from dict.fromkeys(heard)

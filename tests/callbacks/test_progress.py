@@ -107,6 +107,6 @@ def test_a_job_still_warns():
 def test_a_loader_of_a_job_fills_it(tmp_path):
     displays, node = Displays(), NodeSettings(memory_bytes=1 << 28)
     data, preprocess = fl.Dataset(image_folder(tmp_path, per_class=3)), tiny_preprocess()
-    with fl.offload(None, data, preprocess=preprocess, node=node, observe=JobProgress(display=displays)) as job:
+    with fl.offload(None, data, preprocess=preprocess, node=node, on_event=JobProgress(display=displays)) as job:
         samples = sum(len(batch.labels) for batch in job.loader(4))
     assert f"{samples} of {samples}" in displays.outputs[-1][-1]["text/plain"]

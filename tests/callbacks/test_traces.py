@@ -86,7 +86,7 @@ def test_a_loop_that_breaks_off_ends_its_epoch_with_the_trace():
 def trained(folder, trace):
     """Both passes of a loop with a network; the statistics of its job."""
     model = fl.freeze(Small().train(), "body", input_shape=(3, 32, 32))
-    with fl.offload(model, fl.Dataset(folder), preprocess=tiny_preprocess(), observe=trace) as job:
+    with fl.offload(model, fl.Dataset(folder), preprocess=tiny_preprocess(), on_event=trace) as job:
         for epoch in range(2):
             for batch in job.loader(BATCH, epoch=epoch):
                 job.head(batch.features).sum().backward()

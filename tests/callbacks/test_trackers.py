@@ -190,7 +190,7 @@ def tuned(folder):
     twin, settings = copy.deepcopy(network), LoaderSettings(samples_per_request=8, device_batch=8)
     node = NodeSettings(memory_bytes=1 << 28, device_batch=8)
     preprocess, data = tiny_preprocess(), fl.Dataset(folder)
-    with fl.offload(network, data, preprocess=preprocess, settings=settings, node=node, observe=lambda _: None) as job:
+    with fl.offload(network, data, preprocess=preprocess, settings=settings, node=node, on_event=lambda _: None) as job:
         yield network, twin, job
 
 

@@ -313,7 +313,7 @@ def test_commands_take_the_last_manifest_with_no_list(capsys, tmp_path):
     found = run_json(capsys, "extract", "--data", folder, *SMALL, "--memory", "512MiB", "--no-relist", "--out", out)
     assert found["samples"] == 18
     assert run_json(capsys, "index", "--data", folder)["samples"] == 19
-    code, _, err = run(capsys, "train", "--data", folder, *SMALL, "--no-relist", "--changed", "rebuild")
+    code, _, err = run(capsys, "train", "--data", folder, *SMALL, "--no-relist", "--on-change", "rebuild")
     assert code == 2
     assert "--no-relist does not" in err
 

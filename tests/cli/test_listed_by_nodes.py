@@ -42,7 +42,7 @@ def test_index_has_a_node_list_and_says_what_it_cannot_do(tmp_path, capsys, shar
     for more, code, said in (
         (["--split", "train=0.5,val=0.5"], 0, "splits: train 3, val 3"),
         (["--check"], 2, "was listed by the node at"),
-        (["--beside"], 2, "beside"),
+        (["--manifest-location", "data"], 2, "manifest_location"),
     ):
         with pytest.raises(SystemExit) as ended:
             main(["index", "--data", str(folder), "--near", shared_node.url, *more])

@@ -48,9 +48,9 @@ def about(line):
 
 
 def test_an_event_is_logged_by_its_name_with_its_fields_and_trouble_as_a_warning(lines):
-    observe = EventLog(clock=lambda: 0.0)
-    observe(EpochStarted(epoch=2, samples=30))
-    observe(SampleSkipped(id=3, object="a/b.jpg", reason="is no image"))
+    on_event = EventLog(clock=lambda: 0.0)
+    on_event(EpochStarted(epoch=2, samples=30))
+    on_event(SampleSkipped(id=3, object="a/b.jpg", reason="is no image"))
     started, skipped = lines()
     assert about(started) == {"event": "epoch_started", "epoch": 2, "samples": 30}
     assert started["level"] == "info"
@@ -66,11 +66,11 @@ def test_an_event_is_logged_by_its_name_with_its_fields_and_trouble_as_a_warning
 
 def test_the_first_row_that_is_not_finite_is_a_warning_and_the_rest_is_counted(lines):
     now = [0.0]
-    observe = EventLog(clock=lambda: now[0])
+    on_event = EventLog(clock=lambda: now[0])
     for total in (2, 4, 6):
-        observe(RowsNotFinite(rows=2, total=total, first=f"sample {total}"))
+        on_event(RowsNotFinite(rows=2, total=total, first=f"sample {total}"))
     now[0] = 10.0
-    observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.0))
+    on_event(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.0))
     first, progress = lines()
     assert about(first) == {"event": "rows_not_finite", "rows": 2, "total": 2, "first": "sample 2"}
     assert first["level"] == "warning"
@@ -79,12 +79,12 @@ def test_the_first_row_that_is_not_finite_is_a_warning_and_the_rest_is_counted(l
 
 def test_what_happens_for_each_batch_is_summed_and_logged_every_ten_seconds(lines):
     now = [0.0]
-    observe = EventLog(clock=lambda: now[0])
+    on_event = EventLog(clock=lambda: now[0])
     for step in range(1, 21):
         now[0] = float(step)
-        observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.25))
+        on_event(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.25))
         if step not in (10, 20):
-            observe(StepFinished(epoch=0, step=step, steps=50, samples=8, loss=float("nan") if step == 9 else 0.5))
+            on_event(StepFinished(epoch=0, step=step, steps=50, samples=8, loss=float("nan") if step == 9 else 0.5))
     first, second = lines()
     assert about(first) == {
         "event": "progress",
@@ -101,16 +101,16 @@ def test_what_happens_for_each_batch_is_summed_and_logged_every_ten_seconds(line
 
 def test_a_wait_is_logged_while_it_lasts_and_counted_once(lines):
     now = [0.0]
-    observe = EventLog(clock=lambda: now[0])
-    observe(EpochStarted(epoch=0, samples=64))
+    on_event = EventLog(clock=lambda: now[0])
+    on_event(EpochStarted(epoch=0, samples=64))
     lines()
     for second in range(1, 13):
         now[0] = float(second)
-        observe(WaitingForRows(requests_in_flight=2))
+        on_event(WaitingForRows(requests_in_flight=2))
     now[0] = 12.5
-    observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=12.5))
+    on_event(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=12.5))
     now[0] = 20.0
-    observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.5))
+    on_event(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.5))
     first, second = (about(line) for line in lines())
     assert (first["stall_share"], first["samples_per_s"]) == (1.0, 0.0)
     assert second["stall_share"] == pytest.approx(0.3)

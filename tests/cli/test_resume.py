@@ -247,7 +247,7 @@ OF_THE_RUN = {
     "augment",
     "batch_size",
     "bf16",
-    "changed",
+    "on_change",
     "codec",
     "column",
     "cut",

@@ -193,9 +193,9 @@ ASKED = {
     "features.safetensors": partial(export, ".safetensors"),
     "features.lance": partial(export, ".lance"),
     "a ready format": lambda folder, images: ingest(
-        fl.Dataset(images), folder, Applied.to(tiny_preprocess(), "uint8"), observe=null_observer
+        fl.Dataset(images), folder, Applied.to(tiny_preprocess(), "uint8"), on_event=null_observer
     ),
-    "a copy": lambda folder, images: repack(fl.Dataset(images), folder, "webdataset", observe=null_observer),
+    "a copy": lambda folder, images: repack(fl.Dataset(images), folder, "webdataset", on_event=null_observer),
     "splits": save_splits,
     "certificates": lambda folder, images: Authority(folder),
 }
@@ -248,7 +248,7 @@ def test_a_job_on_a_full_disk_gives_the_same_features(disk, images, tmp_path, mo
         data = fl.Dataset(images)
         with (
             TraceFile(place / "trace.json") as trace,
-            fl.offload(model, data, preprocess=tiny_preprocess(), settings=settings, node=node, observe=trace) as job,
+            fl.offload(model, data, preprocess=tiny_preprocess(), settings=settings, node=node, on_event=trace) as job,
         ):
             loader = job.loader(4, shuffle=True, seed=1)
             return torch.cat([batch.features for _ in range(2) for batch in loader])

@@ -51,7 +51,7 @@ def test_names_undecodable_and_missing_samples_and_reads_the_others(tmp_path):
 
 def test_a_ready_formats_records_are_checked_by_their_sums(tmp_path):
     folder = image_folder(tmp_path / "images", per_class=2)
-    ingest(Dataset(folder), tmp_path / "ready", Applied.to(imagenet(32), "uint8"), observe=lambda event: None)
+    ingest(Dataset(folder), tmp_path / "ready", Applied.to(imagenet(32), "uint8"), on_event=lambda event: None)
     format = Dataset(tmp_path / "ready")
     assert check(format, lambda event: None).unreadable == ()
     [pixels] = (tmp_path / "ready" / "pixels").iterdir()
@@ -77,12 +77,12 @@ class Broken(Exception):
 def break_off(data, folder, *, after):
     """Begin a check, and end it as a kill would after so many pieces."""
 
-    def observe(event):
+    def on_event(event):
         if isinstance(event, ProgressMade) and event.done == after:
             raise Broken
 
     with pytest.raises(Broken):
-        check(data, observe, progress=folder)
+        check(data, on_event, progress=folder)
     (file,) = folder.iterdir()
     with file.open("ab") as line:
         line.write(b'{"rows":[512,76')

@@ -257,11 +257,11 @@ def test_a_folder_that_is_put_into_a_table_twice_is_there_once_and_trains_alike(
     place = url(server, "f_made")
     seen = []
     for _ in range(2):
-        done = put_into_table(source, place, max_skipped_fraction=0.1, observe=seen.append)
+        done = put_into_table(source, place, max_skipped_fraction=0.1, on_event=seen.append)
         assert (done.samples, len(done.skipped)) == (18, 1)
         assert len(fl.Dataset(place, cache=tmp_path)) == 18
     with pytest.raises(TooManySkipped, match=r"gone\.jpg"):
-        put_into_table(source, place, max_skipped_fraction=0, observe=seen.append)
+        put_into_table(source, place, max_skipped_fraction=0, on_event=seen.append)
     data = fl.Dataset(place, cache=tmp_path)
     assert list(data.names) == sorted(str(path.relative_to(folder)) for path in folder.rglob("*.jpg"))
     for row, name in enumerate(data.names):
@@ -290,9 +290,9 @@ def test_ingest_writes_a_folder_into_a_table(server, session, tmp_path, capsys):
 def test_reports_a_missing_table_or_keyspace_before_reading(server, tmp_path):
     source = fl.Dataset(image_folder(tmp_path / "photos", per_class=2), cache=tmp_path)
     with pytest.raises(SettingError, match="is no table"):
-        put_into_table(source, str(tmp_path), observe=print)
+        put_into_table(source, str(tmp_path), on_event=print)
     with pytest.raises(DataNotFound, match="no keyspace nowhere"):
-        put_into_table(source, url(server, "x").replace(f"/{KEYSPACE}/", "/nowhere/"), observe=print)
+        put_into_table(source, url(server, "x").replace(f"/{KEYSPACE}/", "/nowhere/"), on_event=print)
 
 
 def quiet(_):
@@ -348,7 +348,7 @@ def test_a_run_that_was_killed_is_taken_up_and_puts_only_what_is_missing(
         assert before is not True, process.communicate()[1]
     killed_at_us = time.time_ns() // 1000
     happened = []
-    done = put_into_table(source, url_of_into_cql(server_of_into_cql), observe=happened.append)
+    done = put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=happened.append)
     after = rows(session_of_into_cql)
     # The server may do more of what the killed run sent, at any time; the client says when a row was written.
     again = {row.id for row in after if row[2] >= killed_at_us}
@@ -376,13 +376,13 @@ def few(tmp_path):
 def test_existing_objects_are_neither_read_nor_put_again(
     server_of_into_cql, session_of_into_cql, few, tmp_path, monkeypatch
 ):
-    first = put_into_table(fl.Dataset(few, cache=tmp_path), url_of_into_cql(server_of_into_cql), observe=quiet)
+    first = put_into_table(fl.Dataset(few, cache=tmp_path), url_of_into_cql(server_of_into_cql), on_event=quiet)
     before = rows(session_of_into_cql)
     for path in few.rglob("*.jpg"):
         path.unlink()
     monkeypatch.setattr(CqlSession, "check_everywhere", lambda self, key: pytest.fail("asked all replicas"))
     again = put_into_table(
-        fl.Dataset(few, cache=tmp_path, relist=False), url_of_into_cql(server_of_into_cql), observe=quiet
+        fl.Dataset(few, cache=tmp_path, relist=False), url_of_into_cql(server_of_into_cql), on_event=quiet
     )
     assert (first.made, again.made) == (6, 0)
     assert (again.samples, again.nbytes, again.skipped) == (first.samples, first.nbytes, ())
@@ -390,7 +390,7 @@ def test_existing_objects_are_neither_read_nor_put_again(
 
 
 def test_puts_changed_samples_again_in_their_place(server_of_into_cql, session_of_into_cql, few, tmp_path):
-    put_into_table(fl.Dataset(few, cache=tmp_path), url_of_into_cql(server_of_into_cql), observe=quiet)
+    put_into_table(fl.Dataset(few, cache=tmp_path), url_of_into_cql(server_of_into_cql), on_event=quiet)
     (few / "noise" / "000.jpg").write_bytes(b"another image")
     keys = {row.name: row.id for row in rows(session_of_into_cql)}
     store = open_store(url_of_into_cql(server_of_into_cql))
@@ -398,7 +398,7 @@ def test_puts_changed_samples_again_in_their_place(server_of_into_cql, session_o
     session_of_into_cql.execute(f"DELETE data FROM {KEYSPACE}.put WHERE id = %s", (keys["circle/001.jpg"],))
     session_of_into_cql.execute(f"DELETE FROM {KEYSPACE}.put WHERE id = %s", (keys["stripe/000.jpg"],))
     source = fl.Dataset(few, cache=tmp_path)
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet).made == 4
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 4
     assert {row.name: row.id for row in rows(session_of_into_cql)} == keys
     assert contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) == contents(source)
 
@@ -407,40 +407,40 @@ def test_rows_that_rotted_behind_their_seals_are_put_again_when_all_is_verified(
     server_of_into_cql, session_of_into_cql, few, tmp_path
 ):
     source = fl.Dataset(few, cache=tmp_path)
-    put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet)
+    put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet)
     for name in ("circle/000.jpg", "noise/001.jpg"):
         decay(session_of_into_cql, "put", name)
     before = {row.name: row[2] for row in rows(session_of_into_cql)}
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet).made == 0, (
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 0, (
         "a seal does not tell of it"
     )
     assert contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) != contents(source)
-    done = put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, observe=quiet)
+    done = put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, on_event=quiet)
     assert (done.samples, done.made) == (6, 2)
     assert contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) == contents(source)
     assert {row.name for row in rows(session_of_into_cql) if row[2] != before[row.name]} == {
         "circle/000.jpg",
         "noise/001.jpg",
     }
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, observe=quiet).made == 0
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, on_event=quiet).made == 0
 
 
 def test_rows_of_a_source_without_versions_are_verified_too(server_of_into_cql, session_of_into_cql, few, tmp_path):
     source = Unversioned(fl.Dataset(few, cache=tmp_path))
-    put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet)
+    put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet)
     decay(session_of_into_cql, "put", "circle/000.jpg")
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet).made == 0
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, observe=quiet).made == 1
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, observe=quiet).made == 0
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 0
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, on_event=quiet).made == 1
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, on_event=quiet).made == 0
 
 
 def test_reads_a_source_without_versions_and_puts_nothing_again(server_of_into_cql, session_of_into_cql, few, tmp_path):
     source = fl.Dataset(few, cache=tmp_path)
     source = Unversioned(source)
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet).made == 6
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet).made == 0
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 6
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 0
     (few / "noise" / "000.jpg").write_bytes((few / "noise" / "000.jpg").read_bytes()[::-1])
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet).made == 1
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 1
 
 
 class Unversioned:
@@ -469,13 +469,13 @@ def test_never_overwrites_a_sample_of_other_data_with_the_same_name(
     server_of_into_cql, session_of_into_cql, few, tmp_path
 ):
     first = fl.Dataset(few, cache=tmp_path)
-    put_into_table(first, url_of_into_cql(server_of_into_cql), observe=quiet)
+    put_into_table(first, url_of_into_cql(server_of_into_cql), on_event=quiet)
     before = rows(session_of_into_cql)
     # The same names and classes, as in most data sets with numbered files.
     second = fl.Dataset(image_folder(tmp_path / "second", per_class=2, size=(30, 30)), cache=tmp_path)
     assert second.names == first.names
     with pytest.raises(SettingError, match=r"another sample called \w+/00\d\.jpg, .* into another table") as caught:
-        put_into_table(second, url_of_into_cql(server_of_into_cql), observe=quiet)
+        put_into_table(second, url_of_into_cql(server_of_into_cql), on_event=quiet)
     assert "\n" not in str(caught.value)
     assert rows(session_of_into_cql) == before
     assert contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) == contents(first)
@@ -485,12 +485,12 @@ def test_data_sets_share_a_table_if_names_differ_or_samples_are_equal(
     server_of_into_cql, session_of_into_cql, few, tmp_path
 ):
     first = fl.Dataset(few, cache=tmp_path)
-    put_into_table(first, url_of_into_cql(server_of_into_cql), observe=quiet)
+    put_into_table(first, url_of_into_cql(server_of_into_cql), on_event=quiet)
     moved = tmp_path / "moved"
     shutil.copytree(few / "circle", moved / "circle")
     shutil.copytree(few / "noise", moved / "dots")
     second = fl.Dataset(moved, cache=tmp_path)
-    put_into_table(second, url_of_into_cql(server_of_into_cql), observe=quiet)
+    put_into_table(second, url_of_into_cql(server_of_into_cql), on_event=quiet)
     assert contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) == contents(first) | contents(
         second
     )
@@ -510,19 +510,19 @@ def test_metadata_arrives_with_its_types_and_is_put_again_where_it_changes(
     server_of_into_cql, session_of_into_cql, few, tmp_path
 ):
     plain = fl.Dataset(few, cache=tmp_path)
-    put_into_table(plain, url_of_into_cql(server_of_into_cql), observe=quiet)
+    put_into_table(plain, url_of_into_cql(server_of_into_cql), on_event=quiet)
     happened = []
     source = plain.with_columns(ABOUT | {"boxes": [[1]] * 6})
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=happened.append).made == 6
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=happened.append).made == 6
     assert happened[0] == ColumnsDropped(url=source.url, columns=("boxes",))
     copy = fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)
     names = {name: "meta_data" if name == "data" else name for name in ABOUT}
     assert {name: copy.column(called).to_pylist() for name, called in names.items()} == ABOUT
     assert [str(copy.column(name).type) for name in ("slide", "score", "seen")] == ["int64", "double", "bool"]
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet).made == 0
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 0
     assert (
         put_into_table(
-            plain.with_columns(ABOUT | {"slide": [1] * 6}), url_of_into_cql(server_of_into_cql), observe=quiet
+            plain.with_columns(ABOUT | {"slide": [1] * 6}), url_of_into_cql(server_of_into_cql), on_event=quiet
         ).made
         == 5
     )
@@ -547,7 +547,7 @@ def test_what_is_said_of_samples_goes_into_a_table_and_from_there_into_every_for
         (tmp_path / "source").mkdir(exist_ok=True)
         pq.write_table(table.take(list(range(6))[some]), tmp_path / "source" / f"{split}.parquet")
     source, happened = fl.Dataset(tmp_path / "source", cache=tmp_path), []
-    put_into_table(source, url_of_into_cql(server_of_into_cql), observe=happened.append)
+    put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=happened.append)
     there = fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)
     wanted = said_of(source, (*about, "split"))
     assert wanted[images[4]][0] is None
@@ -561,7 +561,7 @@ def test_what_is_said_of_samples_goes_into_a_table_and_from_there_into_every_for
         some, columns = (
             (there, (*about, "split")) if format != "original" else (there.select("label is not None"), ("split",))
         )
-        repack(some, tmp_path / format, format, observe=happened.append)
+        repack(some, tmp_path / format, format, on_event=happened.append)
         copy = fl.Dataset(tmp_path / format, cache=tmp_path)
         assert said_of(copy, columns) == said_of(some, columns)
         assert copy.classes == there.classes
@@ -593,7 +593,7 @@ def test_columns_that_a_user_may_not_add_are_named_and_the_rest_is_put(
     source = fl.Dataset(few, cache=tmp_path).with_columns({"patient": ["p"] * 6})
     place = url_of_into_cql(server_of_into_cql, "lent").replace(USER, "writer", 1)
     for _ in range(2):  # without a column for seals, all is put again, and nothing twice
-        assert put_into_table(source, place, observe=happened.append).made == 6
+        assert put_into_table(source, place, on_event=happened.append).made == 6
         assert len(rows(session_of_into_cql, "lent", "id")) == 6
     assert happened[0] == ColumnsDropped(url=source.url, columns=("patient",))
 
@@ -604,11 +604,11 @@ def test_a_column_with_other_values_is_refused_before_anything_is_put(
     put_into_table(
         fl.Dataset(few, cache=tmp_path).with_columns({"slide": range(6)}),
         url_of_into_cql(server_of_into_cql),
-        observe=quiet,
+        on_event=quiet,
     )
     source = fl.Dataset(few, cache=tmp_path).with_columns({"slide": ["one"] * 6})
     with pytest.raises(DataError, match=r"column 'slide' of cql://.* is bigint, and this data has text"):
-        put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet)
+        put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet)
 
 
 def test_a_table_that_was_made_elsewhere_gets_a_column_for_seals(
@@ -618,8 +618,8 @@ def test_a_table_that_was_made_elsewhere_gets_a_column_for_seals(
         f"CREATE TABLE IF NOT EXISTS {KEYSPACE}.bare (id uuid PRIMARY KEY, label text, data blob)"
     )
     source = fl.Dataset(few, cache=tmp_path)
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql, "bare"), observe=quiet).made == 6
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql, "bare"), observe=quiet).made == 0
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql, "bare"), on_event=quiet).made == 6
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql, "bare"), on_event=quiet).made == 0
     assert len(rows(session_of_into_cql, "bare", "id")) == 6
 
 
@@ -643,7 +643,7 @@ def test_masks_go_along_and_are_put_again_where_they_change(server_of_into_cql, 
         np.save(folder / "masks" / f"c{number % 2}" / f"{number}.npy", np.full((8, 8), number, np.uint16))
     (folder / "masks" / "c1" / "3.npy").unlink()
     source = fl.Dataset(folder, cache=tmp_path)
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet).made == 4
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 4
     copy = fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)
     assert copy.has_targets
     assert copy.classes == ("c0", "c1")
@@ -651,47 +651,47 @@ def test_masks_go_along_and_are_put_again_where_they_change(server_of_into_cql, 
     assert contents(copy) == contents(source)
     name = next(row.name for row in rows(session_of_into_cql) if row.name.endswith("1.npy"))
     decay(session_of_into_cql, "put", name, "label")
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet).made == 0
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, observe=quiet).made == 1
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 0
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, on_event=quiet).made == 1
     assert masks_of(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) == masks_of(source)
     np.save(folder / "masks" / "c0" / "2.npy", np.full((8, 8), 77, np.uint16))
     key = next(row.id for row in rows(session_of_into_cql) if row.name.endswith("0.npy"))
     session_of_into_cql.execute(f"UPDATE {KEYSPACE}.put SET label = %s WHERE id = %s", (b"somebody else's", key))
     source = fl.Dataset(folder, cache=tmp_path)
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet).made == 2
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 2
     assert masks_of(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) == masks_of(source)
 
 
 def test_images_are_scaled_down_on_their_way_into_a_table(server_of_into_cql, session_of_into_cql, few, tmp_path):
     source = fl.Dataset(few, cache=tmp_path)
-    whole = put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet)
-    small = put_into_table(source, url_of_into_cql(server_of_into_cql), shorter_side=8, observe=quiet)
+    whole = put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet)
+    small = put_into_table(source, url_of_into_cql(server_of_into_cql), shorter_side=8, on_event=quiet)
     assert (whole.made, small.made) == (6, 6), "another size is other data"
-    assert put_into_table(source, url_of_into_cql(server_of_into_cql), shorter_side=8, observe=quiet).made == 0
+    assert put_into_table(source, url_of_into_cql(server_of_into_cql), shorter_side=8, on_event=quiet).made == 0
     copy = contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path))
     assert {min(Image.open(io.BytesIO(data)).size) for data in copy.values()} == {8}
     with pytest.raises(SettingError, match="at least 1"):
-        put_into_table(source, url_of_into_cql(server_of_into_cql), shorter_side=0, observe=quiet)
+        put_into_table(source, url_of_into_cql(server_of_into_cql), shorter_side=0, on_event=quiet)
 
 
 def test_masks_do_not_fit_into_a_table_of_classes(server_of_into_cql, session_of_into_cql, few, tmp_path):
-    put_into_table(fl.Dataset(few, cache=tmp_path), url_of_into_cql(server_of_into_cql), observe=quiet)
+    put_into_table(fl.Dataset(few, cache=tmp_path), url_of_into_cql(server_of_into_cql), on_event=quiet)
     for part in ("images", "masks"):
         (tmp_path / "pairs" / part).mkdir(parents=True)
         np.save(tmp_path / "pairs" / part / "1.npy", np.zeros((8, 8), np.uint8))
     with pytest.raises(DataError, match="holds no masks: its column label is text"):
         put_into_table(
-            fl.Dataset(tmp_path / "pairs", cache=tmp_path), url_of_into_cql(server_of_into_cql), observe=quiet
+            fl.Dataset(tmp_path / "pairs", cache=tmp_path), url_of_into_cql(server_of_into_cql), on_event=quiet
         )
 
 
 def test_notices_bytes_that_differ_from_those_put(server_of_into_cql, session_of_into_cql, few, tmp_path):
     source = fl.Dataset(few, cache=tmp_path)
-    put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet)
+    put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet)
     # A deletion by a server whose clock is ahead hides whatever is written until then.
     ahead = (time.time_ns() // 1000) + 3_600_000_000
     (key,) = [row.id for row in rows(session_of_into_cql) if row.name == "noise/001.jpg"]
     session_of_into_cql.execute(f"DELETE FROM {KEYSPACE}.put USING TIMESTAMP {ahead} WHERE id = %s", (key,))
     with pytest.raises(DataError, match=r"noise/001\.jpg came back from cql://"):
-        put_into_table(source, url_of_into_cql(server_of_into_cql), observe=quiet)
+        put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet)
     assert key not in seals(session_of_into_cql)

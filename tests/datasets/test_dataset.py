@@ -93,13 +93,13 @@ class ListedLast:
 
 
 def test_the_last_manifest_is_read_while_the_data_is_listed(tmp_path):
-    digest = Dataset(fill(tmp_path), beside=True).digest
+    digest = Dataset(fill(tmp_path), manifest_location="data").digest
     found = load_manifest(ListedLast(open_store(tmp_path.as_uri())), cache=tmp_path / "cache")
     assert (found.digest, found.found) == (digest, True)
 
 
 def test_a_manifest_that_was_read_in_vain_is_not_taken(tmp_path):
-    before = Dataset(fill(tmp_path), beside=True).digest
+    before = Dataset(fill(tmp_path), manifest_location="data").digest
     fill(tmp_path, {"cat/new.jpg": b"new"})
     found = load_manifest(ListedLast(open_store(tmp_path.as_uri())), cache=tmp_path / "cache")
     assert found.digest != before
@@ -114,7 +114,7 @@ def test_nothing_is_read_until_it_is_needed(tmp_path):
 
 
 def test_the_manifest_is_built_once_and_found_after_that(tmp_path):
-    first, second = Dataset(str(fill(tmp_path)), beside=True), Dataset(str(tmp_path))
+    first, second = Dataset(str(fill(tmp_path)), manifest_location="data"), Dataset(str(tmp_path))
     assert not first.statistics().manifest_found
     assert second.statistics().manifest_found
     assert rows(first) == rows(second)
@@ -149,7 +149,7 @@ def last_byte_of_ids(path):
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other"])
 def test_a_damaged_manifest_is_rebuilt(tmp_path, damage):
-    whole = rows(Dataset(str(fill(tmp_path)), beside=True))
+    whole = rows(Dataset(str(fill(tmp_path)), manifest_location="data"))
     [path] = manifests(tmp_path)
     good = path.read_bytes()
     middle = last_byte_of_ids(path)
@@ -167,12 +167,12 @@ def test_a_damaged_manifest_is_rebuilt(tmp_path, damage):
 
 
 def test_the_manifest_of_another_listing_under_this_name_is_not_believed(tmp_path):
-    Dataset(str(fill(tmp_path / "one")), beside=True).manifest  # noqa: B018
-    two = Dataset(str(fill(tmp_path / "two", {"a/1.jpg": b"x", "b/2.jpg": b"y"})), beside=True)
+    Dataset(str(fill(tmp_path / "one")), manifest_location="data").manifest  # noqa: B018
+    two = Dataset(str(fill(tmp_path / "two", {"a/1.jpg": b"x", "b/2.jpg": b"y"})), manifest_location="data")
     digest = two.digest
     [path] = manifests(tmp_path / "two")
     path.write_bytes(manifests(tmp_path / "one")[0].read_bytes())
-    again = Dataset(str(tmp_path / "two"), beside=True)
+    again = Dataset(str(tmp_path / "two"), manifest_location="data")
     assert (again.digest, len(again), again.manifest.found) == (digest, 2, False)
 
 
@@ -337,7 +337,7 @@ def test_a_file_that_is_given_as_a_folder_gets_a_sentence_that_names_its_folder(
 
 def test_a_data_set_travels_without_who_is_told_of_its_listing(tmp_path):
     told = []
-    data = Dataset(image_folder(tmp_path, per_class=2), observe=lambda event: told.append(event))
+    data = Dataset(image_folder(tmp_path, per_class=2), on_event=lambda event: told.append(event))
     there = pickle.loads(pickle.dumps(data))
     assert there.samples.ids.tolist() == data.samples.ids.tolist()
     assert told, "it is told here"
@@ -376,7 +376,7 @@ def test_lists_the_classes_of_a_folder(folder, cache):
 
 def test_a_local_folder_has_them_beside_it_where_that_is_asked_for(folder, cache):
     _ = Dataset(folder).manifest  # in the cache folder, which others do not have
-    data = Dataset(folder, beside=True)
+    data = Dataset(folder, manifest_location="data")
     place = data.save_splits({"few": data.select("label == 'noise'")})
     assert place.startswith(f"{folder.as_uri()}/.frostline/splits/")
     assert data.manifest.place == f"{folder.as_uri()}/.frostline/manifests/{data.digest}.parquet"
@@ -387,7 +387,7 @@ def test_a_local_folder_has_them_beside_it_where_that_is_asked_for(folder, cache
 
 
 def test_a_folder_that_has_a_manifest_beside_it_goes_on_having_it_there(folder, cache):
-    _ = Dataset(folder, beside=True).manifest
+    _ = Dataset(folder, manifest_location="data").manifest
     shutil.copyfile(folder / "noise" / "000.jpg", folder / "noise" / "more.jpg")
     grown = Dataset(folder)
     assert grown.manifest.place.startswith(f"{folder.as_uri()}/.frostline/")
@@ -414,7 +414,7 @@ def manifests_of_history(store):
 def grown(folder, number):
     """The data with one more object, listed."""
     (folder / "noise" / f"more-{number}.jpg").write_bytes(b"x" * number)
-    return fl.Dataset(folder, cache=folder.parent / "cache", beside=True).manifest
+    return fl.Dataset(folder, cache=folder.parent / "cache", manifest_location="data").manifest
 
 
 def test_the_newest_manifests_stay_and_older_ones_go(tmp_path):
@@ -424,13 +424,15 @@ def test_the_newest_manifests_stay_and_older_ones_go(tmp_path):
         f".frostline/manifests/{item}.parquet" for item in built[-KEPT:]
     }
     (folder / "noise" / "more-6.jpg").unlink()
-    assert fl.Dataset(folder, cache=tmp_path / "cache", beside=True).manifest.found, "going back one step finds it"
+    assert fl.Dataset(folder, cache=tmp_path / "cache", manifest_location="data").manifest.found, (
+        "going back one step finds it"
+    )
 
 
 def test_a_manifest_whose_splits_were_saved_stays(tmp_path):
     folder = image_folder(tmp_path / "photos", per_class=4)
     grown(folder, 0)
-    data = fl.Dataset(folder, cache=tmp_path / "cache", beside=True)
+    data = fl.Dataset(folder, cache=tmp_path / "cache", manifest_location="data")
     data.save_splits(data.split({"train": 0.5, "test": 0.5}))
     for number in range(1, 8):
         grown(folder, number)
@@ -473,7 +475,7 @@ def test_manifests_of_other_data_in_the_cache_folder_stay(tmp_path):
 
 def test_readers_of_an_old_manifest_read_on(tmp_path):
     folder = image_folder(tmp_path / "photos", per_class=2)
-    first = fl.Dataset(folder, cache=tmp_path / "cache", beside=True)
+    first = fl.Dataset(folder, cache=tmp_path / "cache", manifest_location="data")
     names = list(first.names)
     for number in range(KEPT + 2):
         grown(folder, number)

@@ -574,7 +574,7 @@ def test_sounds_and_arrays_are_copied_as_they_are(tmp_path, format):
     write_arrays(tmp_path / "arrays", "folders", arrays, labels)
     for kind in ("sounds", "arrays"):
         source = Dataset(tmp_path / kind, cache=tmp_path / "cache")
-        repack(source, tmp_path / f"{kind}-copy", format, observe=quiet)
+        repack(source, tmp_path / f"{kind}-copy", format, on_event=quiet)
         copy = Dataset(tmp_path / f"{kind}-copy", cache=tmp_path / "cache")
         assert copy.classes == source.classes
         assert len(copy) == len(source)
@@ -594,7 +594,7 @@ def test_a_check_reads_arrays_of_any_shape_and_names_those_that_are_cut_off(tmp_
     broken = tmp_path / "data" / "1" / "003.npy"
     broken.write_bytes(broken.read_bytes()[:-1])
     np.save(tmp_path / "data" / "1" / "004.npy", np.array(["a"]))
-    found = check(Dataset(tmp_path / "data", cache=tmp_path), observe=quiet)
+    found = check(Dataset(tmp_path / "data", cache=tmp_path), on_event=quiet)
     reasons = {skipped.object: skipped.reason for skipped in found.unreadable}
     assert set(reasons) == {"1/003.npy", "1/004.npy"}
     assert "broken array" in reasons["1/003.npy"]
@@ -609,7 +609,7 @@ def test_a_check_decodes_whole_sounds(tmp_path):
     write_sounds(tmp_path / "data", *some_waves(4), kind="FLAC")
     broken = tmp_path / "data" / "1" / "003.flac"
     broken.write_bytes(broken.read_bytes()[:-500])
-    found = check(Dataset(tmp_path / "data", cache=tmp_path), observe=quiet)
+    found = check(Dataset(tmp_path / "data", cache=tmp_path), on_event=quiet)
     assert [skipped.object for skipped in found.unreadable] == ["1/003.flac"]
 
 

@@ -315,11 +315,11 @@ def lists(url, *, masks):
 def made(source, url, format):
     """A copy in several parts."""
     if format == "ready":
-        ingest(source, url, READY, object_bytes=2 * ALIGNMENT, observe=quiet)
+        ingest(source, url, READY, object_bytes=2 * ALIGNMENT, on_event=quiet)
     elif format == "cql":
-        put_into_table(source, url, observe=quiet)
+        put_into_table(source, url, on_event=quiet)
     else:
-        repack(source, url, format, part_bytes=600, observe=quiet)
+        repack(source, url, format, part_bytes=600, on_event=quiet)
     return url
 
 

@@ -65,18 +65,18 @@ def opened(store, **options):
 
 def refused(store, **options):
     with pytest.raises(DataChanged) as caught:
-        opened(store, changed="refuse", **options)
+        opened(store, on_change="refuse", **options)
     sentence = str(caught.value)
     assert store.url in sentence
-    assert "changed='rebuild' (--changed rebuild)" in sentence
+    assert "on_change='rebuild' (--on-change rebuild)" in sentence
     assert "\n" not in sentence
     return sentence
 
 
 def test_objects_that_changed_are_named_and_refused(store):
     formats.put_folders(store, EXAMPLES)
-    before = opened(store, changed="refuse").digest
-    assert opened(store, changed="refuse").digest == before
+    before = opened(store, on_change="refuse").digest
+    assert opened(store, on_change="refuse").digest == before
     store.write("cat/cat-1-0.jpg", b"another cat")
     assert "cat/cat-1-0.jpg is changed" in refused(store)
     store.write("dog/dog-2-0.jpg", b"another dog")
@@ -84,9 +84,9 @@ def test_objects_that_changed_are_named_and_refused(store):
     assert "3 objects are changed (cat/cat-1-0.jpg, dog/dog-2-0.jpg, fish/fish-2-0.jpg)" in refused(store)
     # Refusing builds nothing: the choice stays open until somebody takes it.
     assert "3 objects are changed" in refused(store)
-    after = opened(store, changed="rebuild").digest
+    after = opened(store, on_change="rebuild").digest
     assert after != before
-    assert opened(store, changed="refuse").digest == after
+    assert opened(store, on_change="refuse").digest == after
 
 
 def test_objects_that_came_beside_are_another_data_set_too(store):
@@ -177,7 +177,7 @@ def test_objects_elsewhere_that_changed_are_named_and_refused_or_listed_anew(kin
         first = opened(lists, **options)
         assert first.samples.lengths.tolist() == [1, 2, 3, 1]  # one that is not there counts as a byte
         for changed in ("refuse", "rebuild"):
-            again = opened(lists, changed=changed, **options)
+            again = opened(lists, on_change=changed, **options)
             assert (again.digest, again.manifest.found) == (first.digest, True)
 
         write("b.jpg", b"bbbb", versions[1])
@@ -187,17 +187,17 @@ def test_objects_elsewhere_that_changed_are_named_and_refused_or_listed_anew(kin
         assert f"{url}/b.jpg is changed, {url}/c.jpg is not there any more" in said
         assert opened(lists, **options).digest == first.digest  # where changes are skipped, nobody is asked
 
-        now = opened(lists, changed="rebuild", **options)
+        now = opened(lists, on_change="rebuild", **options)
         assert not now.manifest.found
         assert now.samples.lengths.tolist() == [1, 4, 1, 1]
         assert now.samples.ids.tolist() == first.samples.ids.tolist()
         assert now.digest != first.digest
         for changed in ("refuse", "rebuild", "skip"):
-            again = opened(lists, changed=changed, **options)
+            again = opened(lists, on_change=changed, **options)
             assert (again.digest, again.manifest.found) == (now.digest, True)
         write("d.jpg", b"ddddd", versions[1])
         assert f"{url}/d.jpg is changed" in refused(lists, **options)
-        assert opened(lists, changed="rebuild", **options).samples.lengths.tolist() == [1, 4, 1, 5]
+        assert opened(lists, on_change="rebuild", **options).samples.lengths.tolist() == [1, 4, 1, 5]
 
 
 def test_refuses_changes_where_another_format_was_listed_last(tmp_path):
@@ -228,7 +228,7 @@ def test_a_job_on_a_list_has_the_objects_elsewhere_as_they_are_when_it_begins(tm
     lists.write(
         "labels.csv", "\n".join(["url,label", *(f"{path.as_uri()},{path.parent.name}" for path in paths)]).encode()
     )
-    data = opened(lists, changed="rebuild", cache=tmp_path / "cache")
+    data = opened(lists, on_change="rebuild", cache=tmp_path / "cache")
     paths[0].write_bytes(paths[1].read_bytes())
     with fl.offload(None, data, preprocess=imagenet(32)) as job:
         batches = list(job.loader(2))
@@ -239,20 +239,20 @@ def test_a_job_on_a_list_has_the_objects_elsewhere_as_they_are_when_it_begins(tm
 def test_a_first_listing_has_nothing_to_be_compared_with(tmp_path):
     store = open_store(str(tmp_path))
     formats.put_folders(store, EXAMPLES)
-    assert len(opened(store, changed="refuse")) == len(EXAMPLES)
+    assert len(opened(store, on_change="refuse")) == len(EXAMPLES)
 
 
 def test_refuses_an_unknown_policy_for_changes():
     with pytest.raises(
-        SettingError, match="changed is one of skip, rebuild, refuse, not 'rebuilt'; did you mean rebuild"
+        SettingError, match="on_change is one of skip, rebuild, refuse, not 'rebuilt'; did you mean rebuild"
     ):
-        Dataset("memory://x", changed="rebuilt")
+        Dataset("memory://x", on_change="rebuilt")
 
 
 def test_a_part_is_found_again_in_a_later_listing(tmp_path):
     store = open_store(str(tmp_path))
     formats.put_folders(store, EXAMPLES)
-    data = opened(store, changed="rebuild")
+    data = opened(store, on_change="rebuild")
     part = data.take(np.array([5, 0, 7]))
     names = list(part.names)
     assert data.refresh().digest == data.digest
@@ -261,7 +261,7 @@ def test_a_part_is_found_again_in_a_later_listing(tmp_path):
     assert list(part.refresh().names) == [names[0], names[2]]
     assert len(data.refresh()) == len(EXAMPLES)
     assert part.refresh().selection.listing == data.refresh().selection.listing != data.selection.listing
-    assert opened(store, changed="skip").refresh().source.changed == "skip"
+    assert opened(store, on_change="skip").refresh().source.on_change == "skip"
     assert len(part.whole) == len(EXAMPLES)
 
 
@@ -270,7 +270,7 @@ def test_lists_again_where_a_fresh_listing_is_needed(tmp_path):
     formats.put_folders(store, EXAMPLES)
     opened(store)
     store.write("cat/new.jpg", b"a new cat")
-    last = opened(store, relist=False, changed="rebuild")
+    last = opened(store, relist=False, on_change="rebuild")
     assert len(last) == len(EXAMPLES)
     assert len(last.refresh()) == len(EXAMPLES) + 1
 
@@ -283,8 +283,8 @@ def test_rows_are_found_by_their_ids(ids, wanted):
 
 SMALL = Applied.to(imagenet(16), "uint8")
 COPIES = {
-    "another format": lambda data, to, **options: repack(data, to, "webdataset", observe=null_observer, **options),
-    "ready": lambda data, to, **options: make_ready(data, to, SMALL, observe=null_observer, **options),
+    "another format": lambda data, to, **options: repack(data, to, "webdataset", on_event=null_observer, **options),
+    "ready": lambda data, to, **options: make_ready(data, to, SMALL, on_event=null_observer, **options),
 }
 
 
@@ -292,7 +292,7 @@ COPIES = {
 @pytest.mark.parametrize("how", ["written anew", "removed"])
 def test_a_copy_stops_where_changes_are_refused_and_leaves_them_out_where_not(copied, how, tmp_path):
     folder = image_folder(tmp_path / "data", per_class=4)
-    kinds = {changed: opened(open_store(str(folder)), changed=changed) for changed in ("refuse", "skip")}
+    kinds = {changed: opened(open_store(str(folder)), on_change=changed) for changed in ("refuse", "skip")}
     one = folder / "noise" / "001.jpg"
     one.unlink()
     if how == "written anew":
@@ -306,7 +306,7 @@ def test_a_copy_stops_where_changes_are_refused_and_leaves_them_out_where_not(co
 
 def test_copies_the_data_as_it_is_when_the_copy_begins(tmp_path):
     folder = image_folder(tmp_path / "data", per_class=4)
-    data = opened(open_store(str(folder)), changed="rebuild")
+    data = opened(open_store(str(folder)), on_change="rebuild")
     (folder / "noise" / "001.jpg").unlink()
     done = COPIES["another format"](data, str(tmp_path / "copy"))
     assert done.samples == 11
@@ -314,7 +314,9 @@ def test_copies_the_data_as_it_is_when_the_copy_begins(tmp_path):
 
 
 def test_every_verb_that_opens_data_takes_the_choice():
-    assert all(any(param.name == "changed" for param in verb.params) for verb in (extract, index, ingest, plan, train))
+    assert all(
+        any(param.name == "on_change" for param in verb.params) for verb in (extract, index, ingest, plan, train)
+    )
 
 
 def test_the_command_line_refuses_with_the_sentence(tmp_path, capsys):
@@ -324,7 +326,7 @@ def test_the_command_line_refuses_with_the_sentence(tmp_path, capsys):
         if changed:
             store.write("cat/cat-1-0.jpg", b"another cat")
         with pytest.raises(SystemExit) as ended:
-            main(["index", "--data", str(tmp_path), "--changed", "refuse", "--json"])
+            main(["index", "--data", str(tmp_path), "--on-change", "refuse", "--json"])
         assert ended.value.code == code
     assert "cat/cat-1-0.jpg is changed" in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -425,7 +427,7 @@ def test_a_listing_says_how_far_it_is(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.jpg").write_bytes(b"x")
     phases = []
-    assert len(Dataset(tmp_path, observe=phases.append)) == 1
+    assert len(Dataset(tmp_path, on_event=phases.append)) == 1
     assert phases == [
         PhaseStarted(name="listing the data"),
         ProgressMade(done=1, total=0),

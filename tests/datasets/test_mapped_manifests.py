@@ -164,7 +164,7 @@ def test_the_last_manifest_of_another_format_is_not_taken(tmp_path):
 
 def test_a_ready_format_is_opened_without_asking_for_a_listing_too(tmp_path):
     data, ready = image_folder(tmp_path / "data", per_class=3), tmp_path / "ready"
-    ingest(Dataset(data), str(ready), Applied.to(tiny_preprocess(), "uint8"), observe=lambda event: None)
+    ingest(Dataset(data), str(ready), Applied.to(tiny_preprocess(), "uint8"), on_event=lambda event: None)
     assert Dataset(ready, relist=False).digest == Dataset(ready).digest
 
 

@@ -304,18 +304,18 @@ def contents(data):
 
 @pytest.mark.parametrize("format", PACKERS)
 def test_masks_go_along_into_every_format_and_out_of_it(pairs, tmp_path, format):
-    repack(pairs, tmp_path / "copy", format, part_bytes=200, observe=quiet)
+    repack(pairs, tmp_path / "copy", format, part_bytes=200, on_event=quiet)
     copy = fl.Dataset(tmp_path / "copy")
     assert copy.has_targets
     assert contents(copy) == contents(pairs)
     again = "webdataset" if format == "parquet" else "parquet"
-    repack(copy, tmp_path / "again", again, observe=quiet)
+    repack(copy, tmp_path / "again", again, on_event=quiet)
     assert contents(fl.Dataset(tmp_path / "again")) == contents(pairs)
 
 
 @pytest.mark.parametrize("format", PACKERS)
 def test_masks_are_scaled_down_with_their_images(pairs, tmp_path, format):
-    repack(pairs, tmp_path / "copy", format, shorter_side=3, observe=quiet)
+    repack(pairs, tmp_path / "copy", format, shorter_side=3, on_event=quiet)
     copy = fl.Dataset(tmp_path / "copy")
     found = [(opened(image), opened(mask), size) for _, image, mask, size in contents(copy) if mask]
     assert all(image.size == mask.size == size == (4, 3) for image, mask, size in found)
@@ -325,7 +325,7 @@ def test_masks_are_scaled_down_with_their_images(pairs, tmp_path, format):
 def test_a_mask_that_cannot_be_read_leaves_its_sample_out_of_a_copy(pairs, tmp_path):
     _ = pairs.samples  # listed before it changes
     open_store(pairs.url).write("masks/a/0.npy", array(9, 3, 3))
-    done = repack(pairs, tmp_path / "copy", "webdataset", max_skipped_fraction=0.5, observe=quiet)
+    done = repack(pairs, tmp_path / "copy", "webdataset", max_skipped_fraction=0.5, on_event=quiet)
     assert [sample.object for sample in done.skipped] == ["masks/a/0.npy"]
     assert len(fl.Dataset(tmp_path / "copy")) == 4
 
@@ -334,11 +334,11 @@ def test_a_class_that_would_be_taken_for_a_folder_of_masks_is_refused(tmp_path):
     store = open_store(f"memory://{uuid.uuid4()}")
     store.write("x.tar", tar_of([("gt/1.png", png(1)), ("gt/1.mask.png", png(2))]))
     with pytest.raises(SettingError, match="class 'gt' cannot be the name of a folder"):
-        repack(fl.Dataset(store.url, cache=tmp_path), tmp_path / "copy", "original", observe=quiet)
+        repack(fl.Dataset(store.url, cache=tmp_path), tmp_path / "copy", "original", on_event=quiet)
 
 
 def kept(source, to, applied=None, **options):
-    options = {"object_bytes": 1 << 12, "observe": quiet, **options}
+    options = {"object_bytes": 1 << 12, "on_event": quiet, **options}
     return ingest(source, to, applied or Applied.to(imagenet(32), "uint8"), **options)
 
 
@@ -397,7 +397,7 @@ def test_a_mask_that_cannot_be_read_leaves_its_sample_out_of_a_ready_format(pair
 
 def test_a_check_reads_the_masks_of_a_ready_format(pairs, tmp_path):
     kept(pairs.select("target_length > 0"), tmp_path / "ready")
-    assert not check(fl.Dataset(tmp_path / "ready"), observe=quiet).unreadable
+    assert not check(fl.Dataset(tmp_path / "ready"), on_event=quiet).unreadable
 
 
 def test_members_of_one_key_are_image_and_mask(tmp_path):
@@ -458,5 +458,5 @@ def test_a_list_says_where_masks_are(tmp_path):
     found = [("a", png(0), png(7), (9, 6)), ("a", png(2), b"", ()), ("b", png(1), array(8), (9, 6))]
     assert contents(data) == sorted(found)
     assert set(roots_of(data)) == {store.url, "file:///"}
-    repack(data, tmp_path / "copy", "original", observe=quiet)
+    repack(data, tmp_path / "copy", "original", on_event=quiet)
     assert contents(fl.Dataset(tmp_path / "copy")) == contents(data)

@@ -631,9 +631,9 @@ def told(data, columns, rows_by_id):
 
 def copied(source, destination, format):
     if format == "ready":
-        ingest(source, destination, Applied.to(imagenet(4), "uint8"), observe=lambda _: None)
+        ingest(source, destination, Applied.to(imagenet(4), "uint8"), on_event=lambda _: None)
     else:
-        repack(source, destination, format, observe=lambda _: None)
+        repack(source, destination, format, on_event=lambda _: None)
     return Dataset(destination)
 
 

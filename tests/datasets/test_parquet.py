@@ -141,7 +141,7 @@ def test_another_column_of_classes_has_its_names_where_it_is_the_label(store, ki
         assert Dataset(store.url, cache=tmp_path).column("fine").to_pylist() == [2, 0, -1, None]
     for label, classes, is_said in (("fine", data.classes, False), ("label", ("zebra", "ant"), True)):
         happened = []
-        repack(Dataset(store.url, label=label, cache=tmp_path), tmp_path / label, "parquet", observe=happened.append)
+        repack(Dataset(store.url, label=label, cache=tmp_path), tmp_path / label, "parquet", on_event=happened.append)
         assert Dataset(tmp_path / label, cache=tmp_path).classes == classes
         assert any("of fine a copy has the numbers, and not the names" in str(event) for event in happened) == is_said
     put("b", [0, 1], {name: features[name] for name in ("image", "label")})
@@ -317,7 +317,7 @@ def test_folders_of_partitions_are_columns_and_labels(store):
     assert data.column("year").to_pylist() == [2024, 2020, 2020, 2020]
     assert data.column("meta_id").to_pylist() == [None, 7, None, None]
     put_table(store, "label=10/year=new/z.parquet", image=[b"5"])
-    again, fresh = Dataset(store.url), Dataset(store.url, beside=True, cache=None)
+    again, fresh = Dataset(store.url), Dataset(store.url, manifest_location="data", cache=None)
     assert again.classes == ("10", "cat", "dog")
     assert again.column("year").to_pylist() == ["new", "2024", "2020", "2020", "2020"]
     assert again.manifest.columns.table.equals(read(store).table)
@@ -484,7 +484,7 @@ def test_a_node_reads_images_beside_parquet_files_and_notices_one_that_changed(t
     assert sorted(batches[0].features[:, 0, 0, 0].tolist()) == [0, 1, 2]
     (tmp_path / "images/b.png").write_bytes(png(200))
     settings = LoaderSettings(max_skipped_fraction=0.5)
-    batches = list(fl.loader(data, 8, preprocess=steps, near=shared_node.url, settings=settings, observe=seen.append))
+    batches = list(fl.loader(data, 8, preprocess=steps, near=shared_node.url, settings=settings, on_event=seen.append))
     assert sorted(batches[0].features[:, 0, 0, 0].tolist()) == [0, 1]
     assert [event.changed for event in seen if isinstance(event, SampleSkipped)] == [True]
 

@@ -104,7 +104,7 @@ def copies(source, folder, run):
     found = []
     for name, more in (("here", {}), ("again", {"runner": made_twice_elsewhere})):
         events = []
-        done = run(source, folder / name, max_skipped_fraction=0.1, observe=events.append, **more)
+        done = run(source, folder / name, max_skipped_fraction=0.1, on_event=events.append, **more)
         assert [event.id for event in events if isinstance(event, SampleSkipped)] == [lost.id for lost in done.skipped]
         assert [event for event in events if isinstance(event, ProgressMade)][-1].done == len(source)
         found.append(({**done.to_json(), "url": "", "seconds": 0}, files(folder / name)))
@@ -120,7 +120,7 @@ def test_a_copy_is_the_same_whoever_makes_its_parts(images, tmp_path, format):
     assert again == here
     assert here[0]["made"] == here[0]["parts"] > 2
     done = repack(
-        images, tmp_path / "again", format, shorter_side=24, part_bytes=8_000, max_skipped_fraction=0.1, observe=quiet
+        images, tmp_path / "again", format, shorter_side=24, part_bytes=8_000, max_skipped_fraction=0.1, on_event=quiet
     )
     assert (done.made, done.samples) == (0, 18)
 
@@ -143,7 +143,7 @@ def test_a_part_with_too_many_unreadable_samples_ends_a_copy_wherever_it_was_mad
             "webdataset",
             shorter_side=24,
             max_skipped_fraction=0,
-            observe=quiet,
+            on_event=quiet,
             runner=made_twice_elsewhere,
         )
 
@@ -152,13 +152,13 @@ def test_rows_put_again_are_the_same_rows_and_counted_once(images, cql, monkeypa
     monkeypatch.setenv("FROSTLINE_CQL_PASSWORD", PASSWORD)
     monkeypatch.setattr(table_writer, "_ROWS_A_PART", 10)
     url = f"cql://{USER}@{cql.place}/{KEYSPACE}/put_twice?protocol=3"
-    assert put_into_table(images.take(range(4)), url, observe=quiet).made == 4
-    done = put_into_table(images, url, observe=quiet, runner=made_twice_elsewhere)
+    assert put_into_table(images.take(range(4)), url, on_event=quiet).made == 4
+    done = put_into_table(images, url, on_event=quiet, runner=made_twice_elsewhere)
     assert (done.samples, done.made) == (19, 15), "what was there before the run was not made by it"
     with cql.session() as session:
         names = [row.name for row in session.execute(f"SELECT name FROM {KEYSPACE}.put_twice")]
     assert sorted(names) == sorted(images.names)
-    assert put_into_table(images, url, observe=quiet).made == 0
+    assert put_into_table(images, url, on_event=quiet).made == 0
 
 
 def test_tasks_elsewhere_cannot_write_into_the_memory_of_this_process(images, capsys):
@@ -278,6 +278,6 @@ def test_samples_of_several_parts_are_not_copied_or_checked(folder, tmp_path):
     write_pairs(folder / "train.parquet")
     data = pairs(folder, tmp_path)
     with pytest.raises(SettingError, match="only those of one"):
-        repack(data, tmp_path / "copy", format="parquet", observe=print)
+        repack(data, tmp_path / "copy", format="parquet", on_event=print)
     with pytest.raises(SettingError, match="only those of one"):
         check(data, print)

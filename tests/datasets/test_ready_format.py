@@ -55,7 +55,7 @@ def quiet(_):
 
 def made_ready(source, destination, preprocess, *, dtype="uint8", object_bytes=1 << 20, **options):
     """The ready format of a data set."""
-    options = {"observe": quiet, **options}
+    options = {"on_event": quiet, **options}
     ingest(source, destination, Applied.to(preprocess, dtype), object_bytes=object_bytes, **options)
     return fl.Dataset(destination)
 
@@ -139,7 +139,7 @@ def test_a_format_becomes_images_with_the_same_pixels(some_photographs, tmp_path
     rest = (CenterCrop(96), Normalize(mean=(124.0, 116.5, 103.0)[:channels], std=(58.0, 57.0, 0.5)[:channels]))
     declared = Preprocess(steps=(Decode(mode), Resize(112), *rest))
     format = made_ready(some_photographs, tmp_path / "ready", declared, dtype=dtype)
-    repack(format, tmp_path / "images", "original", observe=quiet)
+    repack(format, tmp_path / "images", "original", on_event=quiet)
     ours, images = fl.Dataset(tmp_path / "images"), Preprocess(steps=(Decode(mode), *rest))
     assert {Path(name).suffix for name in ours.names} == {".png"}
     found, wanted = (
@@ -174,9 +174,9 @@ def test_damaged_records_are_left_out_of_a_copy(images, tmp_path):
     for to in ("webdataset", "ready"):
         seen = []
         if to == "ready":
-            ingest(format, tmp_path / "copy", format.manifest.applied, max_skipped_fraction=0.1, observe=seen.append)
+            ingest(format, tmp_path / "copy", format.manifest.applied, max_skipped_fraction=0.1, on_event=seen.append)
         else:
-            repack(format, tmp_path / to, to, max_skipped_fraction=0.1, observe=seen.append)
+            repack(format, tmp_path / to, to, max_skipped_fraction=0.1, on_event=seen.append)
         (skipped,) = (event for event in seen if isinstance(event, SampleSkipped))
         assert "damaged record" in skipped.reason
 
@@ -205,9 +205,9 @@ def test_images_of_several_sizes_cannot_be_kept():
 
 def test_leaves_a_complete_ready_format_unchanged(images, tmp_path):
     source, applied = fl.Dataset(images), Applied.to(imagenet(32), "uint8")
-    first = ingest(source, tmp_path, applied, object_bytes=20_000, observe=quiet)
+    first = ingest(source, tmp_path, applied, object_bytes=20_000, on_event=quiet)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    again = ingest(source, tmp_path, applied, object_bytes=20_000, observe=quiet)
+    again = ingest(source, tmp_path, applied, object_bytes=20_000, on_event=quiet)
     assert (first.made, again.made) == (first.objects, 0)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert again.digest == first.digest
@@ -250,7 +250,7 @@ def test_writes_lost_parts_again_and_refuses_an_incomplete_format(images, tmp_pa
     (tmp_path / TABLE).unlink()
     with pytest.raises(DataError, match="is not whole"):
         len(fl.Dataset(tmp_path))
-    made = ingest(source, tmp_path, Applied.to(imagenet(32), "uint8"), object_bytes=20_000, observe=quiet)
+    made = ingest(source, tmp_path, Applied.to(imagenet(32), "uint8"), object_bytes=20_000, on_event=quiet)
     assert made.made == 3
     assert objects[1].read_bytes() == good
     assert fl.Dataset(tmp_path).samples.ids.tolist() == whole.samples.ids.tolist()
@@ -264,7 +264,7 @@ def test_an_object_damaged_at_the_same_size_is_made_again_when_all_is_verified(i
     damaged = tmp_path / "ready" / "pixels" / name
     damaged.chmod(0o644)
     damaged.write_bytes(bytes(len(before[name])))
-    options = {"object_bytes": 20_000, "observe": quiet}
+    options = {"object_bytes": 20_000, "on_event": quiet}
     applied = Applied.to(imagenet(32), "uint8")
     assert ingest(source, tmp_path / "ready", applied, **options).made == 0
     assert ingest(source, tmp_path / "ready", applied, verify=True, **options).made == 1
@@ -279,7 +279,7 @@ def test_a_damaged_record_is_skipped_and_never_handed_out(images, tmp_path):
         file.seek(int(format.samples.offsets[4]) + 77)
         file.write(b"\xff\x00\xff")
     format, heard = fl.Dataset(tmp_path), []
-    ids = rows(format, imagenet(32), observe=heard.append)[2]
+    ids = rows(format, imagenet(32), on_event=heard.append)[2]
     assert set(format.samples.ids.tolist()) - set(ids.tolist()) == {int(format.samples.ids[4])}
     assert ["checksum" in item.reason for item in heard if isinstance(item, SampleSkipped)] == [True]
 
@@ -313,7 +313,7 @@ def test_images_that_cannot_be_read_are_left_out_up_to_the_allowance(images, tmp
         made_ready(fl.Dataset(broken), tmp_path / "none", imagenet(32), max_skipped_fraction=0)
     heard = []
     format = made_ready(
-        fl.Dataset(broken), tmp_path / "some", imagenet(32), max_skipped_fraction=0.1, observe=heard.append
+        fl.Dataset(broken), tmp_path / "some", imagenet(32), max_skipped_fraction=0.1, on_event=heard.append
     )
     assert [item.object for item in heard if isinstance(item, SampleSkipped)] == ["noise/003.jpg"]
     assert len(format) == 23
@@ -347,7 +347,7 @@ def test_a_format_in_a_bucket_gives_the_same_pixels(images, s3, monkeypatch):
     source = fl.Dataset(images)
     format = made_ready(source, "s3://formats/one", imagenet(32), object_bytes=20_000)
     assert same(rows(format, imagenet(32)), rows(source, imagenet(32)))
-    again = ingest(source, "s3://formats/one", Applied.to(imagenet(32), "uint8"), object_bytes=20_000, observe=quiet)
+    again = ingest(source, "s3://formats/one", Applied.to(imagenet(32), "uint8"), object_bytes=20_000, on_event=quiet)
     assert again.made == 0
 
 

@@ -57,7 +57,7 @@ def quiet(_):
 
 def copied(source, destination, format, **options):
     """A small copy, in several parts."""
-    options = {"part_bytes": 8_000, "observe": quiet, **options}
+    options = {"part_bytes": 8_000, "on_event": quiet, **options}
     return repack(source, destination, format, **options)
 
 
@@ -142,7 +142,7 @@ def test_values_that_changed_have_their_part_made_again_and_no_other(images, tmp
 def test_changed_values_are_renewed_without_making_pixels_again(images, tmp_path):
     applied = Applied.to(imagenet(32), "uint8")
     scores = [0.5, float("nan"), *map(float, range(2, len(images)))]
-    options = {"object_bytes": 20_000, "observe": quiet}
+    options = {"object_bytes": 20_000, "on_event": quiet}
     first = ingest(images.with_columns({"score": scores}), tmp_path, applied, **options)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
     scores[-1] = 1000.0
@@ -191,7 +191,7 @@ def test_samples_without_a_label_have_none_in_a_copy_either(tmp_path):
 def test_columns_that_have_no_place_are_named_before_a_copy_begins(images, tmp_path, format, says):
     happened = []
     own = images.with_columns({"patient": ["p"] * len(images)})
-    copied(own, tmp_path, format, observe=happened.append)
+    copied(own, tmp_path, format, on_event=happened.append)
     left = [event for event in happened if isinstance(event, ColumnsDropped)]
     assert left == ([ColumnsDropped(url=images.url, columns=("patient",))] if says else [])
     assert not says or happened[0] == left[0]
@@ -208,16 +208,16 @@ def test_metadata_goes_into_a_ready_format_too(images, tmp_path):
     own = images.with_columns(about | {"boxes": [[1, 2]] * count})
     applied = Applied.to(imagenet(32), "uint8")
     for _ in range(2):
-        ingest(own, tmp_path / "one", applied, object_bytes=20_000, observe=happened.append)
+        ingest(own, tmp_path / "one", applied, object_bytes=20_000, on_event=happened.append)
         ready = fl.Dataset(tmp_path / "one")
         assert {name: ready.column(name).to_pylist() for name in about} == about
     assert happened[0] == ColumnsDropped(url=images.url, columns=("boxes",))
     assert len(ready.select("patient == 'p1' and score > 2")) == len([row for row in range(5, count) if row % 3 == 1])
     happened.clear()
-    ingest(images, tmp_path / "two", applied, observe=happened.append)
+    ingest(images, tmp_path / "two", applied, on_event=happened.append)
     assert not [event for event in happened if isinstance(event, ColumnsDropped)]
     with pytest.raises(SettingError, match="made otherwise"):
-        ingest(images, tmp_path / "one", applied, object_bytes=20_000, observe=quiet)
+        ingest(images, tmp_path / "one", applied, object_bytes=20_000, on_event=quiet)
 
 
 def test_the_command_says_which_columns_stay_behind(images, tmp_path, capsys):
@@ -252,7 +252,7 @@ def test_the_command_copies_the_samples_that_are_asked_for(images, tmp_path, cap
 
 def test_where_there_is_no_terminal_lines_say_how_far_a_copy_is(images, tmp_path, capsys):
     with ProgressBar(line_every_s=0) as progress:
-        copied(images, tmp_path / "often", "parquet", observe=progress)
+        copied(images, tmp_path / "often", "parquet", on_event=progress)
     assert "copying to parquet: 24 of 24\n" in capsys.readouterr().err
 
 
@@ -403,7 +403,7 @@ def test_a_copy_made_otherwise_is_refused(images, tmp_path):
 
 def test_a_ready_format_is_made_of_parquet_too(images, tmp_path):
     parquet = fl.Dataset(copied(images, tmp_path / "parquet", "parquet").url)
-    made = ingest(parquet, tmp_path / "ready", Applied.to(imagenet(32), "uint8"), observe=quiet)
+    made = ingest(parquet, tmp_path / "ready", Applied.to(imagenet(32), "uint8"), on_event=quiet)
     assert made.samples == len(images)
     assert not made.skipped
 
@@ -460,7 +460,7 @@ def test_a_copy_that_is_read_with_other_pixels_says_so(tmp_path):
     assert source.manifest.is_turned
     for side, wanted in ((None, True), (20, False)):
         said.clear()
-        copied(source, tmp_path / f"copy-{side}", "webdataset", shorter_side=side, observe=said.append)
+        copied(source, tmp_path / f"copy-{side}", "webdataset", shorter_side=side, on_event=said.append)
         reasons = [event.reason for event in said if isinstance(event, SetupWarning)]
         assert any("Decode(orientation='exif')" in reason for reason in reasons) == wanted
     assert not fl.Dataset(tmp_path / "copy-None").manifest.is_turned
@@ -506,7 +506,7 @@ def store():
 
 def copied_of_copied_names(source, format):
     url = f"memory://{uuid.uuid4()}"
-    repack(source, url, format, observe=lambda event: None)
+    repack(source, url, format, on_event=lambda event: None)
     return Dataset(url)
 
 
@@ -642,7 +642,7 @@ def test_columns_have_their_types_in_every_copy_that_has_a_place_for_them(tmp_pa
     pq.write_table(table, tmp_path / "rows" / "x.parquet")
     data = Dataset(tmp_path / "rows")
     if format == "ready":
-        ingest(data, tmp_path / "copy", Applied.to(imagenet(4), "uint8"), observe=quiet)
+        ingest(data, tmp_path / "copy", Applied.to(imagenet(4), "uint8"), on_event=quiet)
     else:
         copied(data, tmp_path / "copy", format)
     copy = Dataset(tmp_path / "copy")

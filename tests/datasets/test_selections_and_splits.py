@@ -479,7 +479,7 @@ def test_a_copy_has_the_splits_that_its_source_has(store, format):
     source = put(store, "train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg")
     copy = f"memory://{uuid.uuid4()}"
     happened = []
-    repack(source, copy, format, observe=happened.append)
+    repack(source, copy, format, on_event=happened.append)
     assert not [event for event in happened if isinstance(event, ColumnsDropped)], "nothing stays behind"
     data = Dataset(copy)
     assert {name: len(data[name]) for name in data.splits} == {"train": 2, "val": 1}

@@ -119,7 +119,7 @@ def same(one, other):
 
 def test_a_node_lists_a_folder_as_this_process_does(photos, listed):
     events = []
-    data = listed(photos, observe=events.append)
+    data = listed(photos, on_event=events.append)
     same(data, fl.Dataset(photos))
     assert PhaseStarted(name="listing the data") in events
     assert any(isinstance(event, ProgressMade) for event in events)
@@ -175,12 +175,12 @@ def test_splits_that_were_saved_beside_the_node_come_along(photos, listed, tmp_p
 def test_changed_data_is_refused_or_listed_again_by_the_node(tmp_path, listed):
     folder = image_folder(tmp_path / "photos", per_class=2)
     assert len(listed(folder)) == 6
-    rebuilt = listed(folder, changed="rebuild")
+    rebuilt = listed(folder, on_change="rebuild")
     part = rebuilt.select("label == 'noise'")
     (folder / "noise" / "000.jpg").write_bytes((folder / "circle" / "000.jpg").read_bytes())
     (folder / "noise" / "001.jpg").unlink()
     with pytest.raises(DataChanged, match=r"noise/00"):
-        len(listed(folder, changed="refuse"))
+        len(listed(folder, on_change="refuse"))
     assert (len(part), len(part.refresh())) == (2, 1)
     assert part.refresh().source.near == part.source.near
     assert len(listed(folder)) == 5
@@ -190,7 +190,7 @@ def test_explains_that_this_process_cannot_reach_the_store(photos, listed, tmp_p
     data = listed(photos)
     for reads in (
         lambda: check(data, ignore),
-        lambda: ingest(data, tmp_path / "out", Applied.to(tiny_preprocess(), "uint8"), observe=ignore),
+        lambda: ingest(data, tmp_path / "out", Applied.to(tiny_preprocess(), "uint8"), on_event=ignore),
         lambda: roots_of(data),
     ):
         with pytest.raises(SettingError, match="listed by the node at"):
@@ -221,7 +221,7 @@ def test_sends_no_stored_manifest_of_lists(tmp_path, listed):
     folder = tmp_path / "lists"
     folder.mkdir()
     put_urls(open_store(str(folder)), [Example(0), Example(1)])
-    assert len(fl.Dataset(folder, beside=True, format="urls")) == 2
+    assert len(fl.Dataset(folder, manifest_location="data", format="urls")) == 2
     with pytest.raises(Forbidden, match="other hosts"):
         len(listed(folder, relist=False))
 
@@ -315,8 +315,8 @@ def test_refuses_addresses_that_are_not_of_nodes():
     for near in ("unix:///run/io.sock", "store:7070", "ftp://store", ["http://store:1", 3]):
         with pytest.raises(SettingError):
             fl.Dataset("s3://bucket", near=near)
-    with pytest.raises(SettingError, match="beside"):
-        fl.Dataset("s3://bucket", near="http://store:1", beside=True)
+    with pytest.raises(SettingError, match="manifest_location"):
+        fl.Dataset("s3://bucket", near="http://store:1", manifest_location="data")
 
 
 def test_an_empty_place_is_the_same_error_as_here(tmp_path, listed):

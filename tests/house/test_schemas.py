@@ -404,7 +404,7 @@ def test_a_copy_that_another_version_began_is_refused(tmp_path):
     folder = image_folder(tmp_path / "images")
 
     def copy():
-        return repack(Dataset(folder), tmp_path / "copy", "webdataset", observe=lambda _: None)
+        return repack(Dataset(folder), tmp_path / "copy", "webdataset", on_event=lambda _: None)
 
     copy()
     path = tmp_path / "copy" / ".frostline" / "ingest" / "what.json"

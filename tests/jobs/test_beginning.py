@@ -88,14 +88,14 @@ def job_on(folder, events=None, **options):
     torch.manual_seed(1)
     model = fl.freeze(Small().train(), "body", input_shape=(3, 32, 32))
     settings = LoaderSettings(samples_per_request=8, device_batch=8, **options.pop("settings", {}))
-    observe = None if events is None else events.append
+    on_event = None if events is None else events.append
     return fl.offload(
         model,
         fl.Dataset(folder),
         preprocess=tiny_preprocess(),
         node=NODE,
         settings=settings,
-        observe=observe,
+        on_event=on_event,
         **options,
     )
 
@@ -244,9 +244,9 @@ def test_measuring_begins_once_and_is_told_what_is_left_when_it_asks():
 
     judged = []
     found = measuring(measure, is_worth=lambda **known: judged.append((*known.values(),)) or len(judged) > 1)
-    found.observe(EpochStarted(epoch=0, samples=100))
+    found.on_event(EpochStarted(epoch=0, samples=100))
     for _ in range(4):
-        found.observe(batch())
+        found.on_event(batch())
     go_on.set()
     found.close()
     assert judged == [(92, 8.0), (84, 8.0)]  # eight samples a tick
@@ -267,9 +267,9 @@ def test_a_loop_past_its_announced_end_is_expected_to_last_as_long_again():
     judged = []
     found = measuring(lambda *_: None, samples=16, is_worth=lambda samples_left, **_: judged.append(samples_left))
     for epoch in range(3):
-        found.observe(EpochStarted(epoch=epoch, samples=16))
-        found.observe(batch())
-        found.observe(batch())
+        found.on_event(EpochStarted(epoch=epoch, samples=16))
+        found.on_event(batch())
+        found.on_event(batch())
     assert judged == [8, 8, 24, 16]
     found.close()
 
@@ -287,16 +287,16 @@ def test_stages_begin_one_after_another_each_when_it_pays():
     judged, ticks = [], iter(range(1000))
     stages = [stage("engine", 1), stage("plan", 3)]
     found = Measuring(samples=1000, stages=stages, clock=lambda: float(next(ticks)))
-    found.observe(EpochStarted(epoch=0, samples=1000))
+    found.on_event(EpochStarted(epoch=0, samples=1000))
     judged.append(1)
-    found.observe(batch())
+    found.on_event(batch())
     until(lambda: order == ["engine"])
     judged += [1, 1]
-    found.observe(batch())  # the first is under way
+    found.on_event(batch())  # the first is under way
     assert order == ["engine"]
     go_on.set()
     until(lambda: found.take_result() == Measurements(choice=EngineChoice(engine="engine")))
-    until(lambda: found.observe(batch()) or order == ["engine", "plan"])
+    until(lambda: found.on_event(batch()) or order == ["engine", "plan"])
     found.close()
     assert found.take_result() == Measurements(choice=EngineChoice(engine="plan"))
 
@@ -306,8 +306,8 @@ def test_measuring_may_begin_before_the_first_batch_and_is_waited_for_a_while():
     at_once = measuring(lambda _, left: Measurements(choice=EngineChoice(engine=f"{left().samples} left")))
     assert at_once.begin(wait_s=60) == Measurements(choice=EngineChoice(engine="100 left"))
     assert at_once.take_result() is None
-    at_once.observe(EpochStarted(epoch=0, samples=100))
-    at_once.observe(batch())  # it was done
+    at_once.on_event(EpochStarted(epoch=0, samples=100))
+    at_once.on_event(batch())  # it was done
     at_once.close()
     assert at_once.take_result() is None
 
@@ -389,8 +389,8 @@ def test_reports_an_engine_whose_trial_fails_and_begins(folder, monkeypatch):
 
 def test_cached_samples_give_no_reason_to_measure():
     found = measuring(lambda *_: pytest.fail("was measured"))
-    found.observe(EpochStarted(epoch=0, samples=100))
-    found.observe(batch(from_cache=8))
+    found.on_event(EpochStarted(epoch=0, samples=100))
+    found.on_event(batch(from_cache=8))
     found.close()
 
 
@@ -405,8 +405,8 @@ def test_a_closed_job_gives_up_what_it_measures():
         cancellation.check()
 
     found = measuring(measure)
-    found.observe(EpochStarted(epoch=0, samples=100))
-    found.observe(batch())
+    found.on_event(EpochStarted(epoch=0, samples=100))
+    found.on_event(batch())
     assert begun.wait(30)
     found.close()
     until(lambda: isinstance(found.take_result(), MeasurementFailed))
@@ -460,7 +460,7 @@ def folder_of_short_beginnings(tmp_path_factory):
     return image_folder(tmp_path_factory.mktemp("images"), per_class=15)
 
 
-def job_for(folder, settings, *, model=None, observe=None, **options):
+def job_for(folder, settings, *, model=None, on_event=None, **options):
     data = fl.Dataset(folder)
     return fl.offload(
         model,
@@ -468,7 +468,7 @@ def job_for(folder, settings, *, model=None, observe=None, **options):
         preprocess=tiny_preprocess(),
         settings=settings,
         node=NODE_OF_SHORT_BEGINNINGS,
-        observe=observe,
+        on_event=on_event,
         **options,
     )
 
@@ -487,7 +487,7 @@ def test_batches_and_states_are_those_of_whole_requests(folder_of_short_beginnin
     found, events = [], []
     for settings in (SHORT, WHOLE):
         seen = []
-        with job_for(folder_of_short_beginnings, settings, cut=cut, observe=seen.append) as job:
+        with job_for(folder_of_short_beginnings, settings, cut=cut, on_event=seen.append) as job:
             found.append(steps(job.loader(6, shuffle=True, seed=5)))
             again = job.loader(6, shuffle=True, seed=5)
             again.load_state_dict(found[-1][2][2])
@@ -503,7 +503,7 @@ def test_batches_and_states_are_those_of_whole_requests(folder_of_short_beginnin
 @pytest.mark.parametrize(("settings", "lengths"), [(SHORT, BEGINS), (WHOLE, ALL_WHOLE)], ids=["short", "whole"])
 def test_only_the_first_requests_of_a_window_are_short(folder_of_short_beginnings, settings, lengths):
     events = []
-    with job_for(folder_of_short_beginnings, settings, observe=events.append) as job:
+    with job_for(folder_of_short_beginnings, settings, on_event=events.append) as job:
         for loader in job.epochs(9, range(3)):
             list(loader)
     assert asked_for(events) == lengths + ALL_WHOLE + ALL_WHOLE
@@ -513,7 +513,7 @@ def test_a_network_is_run_on_whole_requests_from_the_first_on(folder_of_short_be
     torch.manual_seed(1)
     model = freeze(Small().train(), "stem", input_shape=(3, 32, 32))
     events = []
-    with job_for(folder_of_short_beginnings, SHORT, model=model, cut=2, observe=events.append) as job:
+    with job_for(folder_of_short_beginnings, SHORT, model=model, cut=2, on_event=events.append) as job:
         list(job.loader(9))
     assert asked_for(events) == ALL_WHOLE
 
@@ -530,7 +530,7 @@ class Time:
 
 def asking(events, time, retry_for_s=60.0):
     return RetryPolicy(
-        retry_for_s=retry_for_s, observe=events.append, clock=lambda: time.now, wait=time.wait, jitter=float
+        retry_for_s=retry_for_s, on_event=events.append, clock=lambda: time.now, wait=time.wait, jitter=float
     )
 
 
@@ -577,7 +577,7 @@ def test_a_job_begins_at_a_full_node_as_soon_as_memory_is_free(tmp_path):
         others = [node.admit()]  # as other jobs' requests are in work
         events = []
 
-        def observe(event):
+        def on_event(event):
             events.append(event)
             if isinstance(event, NodeFull):
                 others.pop().__exit__(None, None, None)
@@ -586,7 +586,7 @@ def test_a_job_begins_at_a_full_node_as_soon_as_memory_is_free(tmp_path):
 
         settings = LoaderSettings(requests_in_flight=1, measure_first=True)
         data, steps = fl.Dataset(folder), tiny_preprocess()
-        with fl.offload(model, data, preprocess=steps, near=url, settings=settings, observe=observe) as job:
+        with fl.offload(model, data, preprocess=steps, near=url, settings=settings, on_event=on_event) as job:
             rows = torch.cat([batch.ids for batch in job.loader(batch_size=4)])
     assert sorted(rows.tolist()) == sorted(data.samples.ids.tolist())
     waits = [event for event in events if isinstance(event, NodeFull)]

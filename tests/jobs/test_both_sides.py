@@ -77,7 +77,7 @@ def job_near(url, folder, *, events=None, settings=None, **options):
         preprocess=tiny_preprocess(),
         near=url,
         settings=LoaderSettings(**{"samples_per_request": 8, "device_batch": 8, "cache_bytes": 0, **(settings or {})}),
-        observe=None if events is None else events.append,
+        on_event=None if events is None else events.append,
         **options,
     )
 

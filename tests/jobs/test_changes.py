@@ -509,7 +509,7 @@ def test_the_head_takes_no_kept_batch_once_the_frozen_layers_are_others(folder, 
 
 def test_a_head_takes_no_batch_that_was_kept_across_a_change_of_the_frozen_part(folder):
     model = network()
-    with job_for(folder, model, observe=lambda _: None) as job:
+    with job_for(folder, model, on_event=lambda _: None) as job:
         kept, copied = next(iter(job.loader(BATCH))).features, copy.deepcopy(job.head)
         torch.no_grad()(model.last[0].weight.mul_)(1.5)
         job.refreeze()
@@ -559,7 +559,7 @@ def test_layers_that_are_unfrozen_are_trained_as_in_a_plain_loop(folder, until):
     model = network()
     twin = copy.deepcopy(model)
     later = {"body": ["last"], "stem": ["body", "last"], "": ["stem", "body", "last"]}[until]
-    with job_for(folder, model, observe=lambda _: None) as job:
+    with job_for(folder, model, on_event=lambda _: None) as job:
         head, loader = job.head, job.loader(BATCH, shuffle=True)
         ours = trained(head, head.parameters(), features_of(loader))
         for name in later:
@@ -598,7 +598,7 @@ REFROZEN = {
 def test_a_network_that_was_frozen_anew_has_the_losses_of_a_plain_loop(folder, change):
     model = network()
     twin = copy.deepcopy(model)
-    with job_for(folder, model, observe=lambda _: None) as job:
+    with job_for(folder, model, on_event=lambda _: None) as job:
         loader = job.loader(BATCH, shuffle=True)
         list(loader)
         torch.manual_seed(4)
@@ -677,7 +677,7 @@ def test_what_is_kept_stays_where_the_frozen_part_is_the_same_again(folder):
 def test_features_of_the_part_before_stay_on_the_disk(folder, tmp_path):
     settings = LoaderSettings(samples_per_request=8, device_batch=8, cache_bytes=0, cache_folder=str(tmp_path))
     model = network()
-    with job_for(folder, model, settings=settings, observe=lambda _: None) as job:
+    with job_for(folder, model, settings=settings, on_event=lambda _: None) as job:
         list(job.loader(BATCH))
         model.last.requires_grad_(True)
         job.refreeze()
@@ -691,7 +691,7 @@ def test_features_of_the_part_before_stay_on_the_disk(folder, tmp_path):
 
 def test_frozen_layers_that_run_in_eval_mode_anyway_may_be_put_into_train_mode(folder):
     model = network()
-    with job_for(folder, model, frozen_in_eval=True, observe=lambda _: None) as job:
+    with job_for(folder, model, frozen_in_eval=True, on_event=lambda _: None) as job:
         model.train()
         [features, *rest] = [batch.features for batch in job.loader(BATCH)]
         assert len(rest) == 2
@@ -795,7 +795,7 @@ def test_sums_of_all_layers_of_an_encoder_are_made_of_what_the_node_gives(folder
     model, said = weighted(batch_first=True), []
     expected = copy.deepcopy(model)
     losses = trained(expected, [expected.weights, *expected.fc.parameters()], pixels_of(folder))
-    with job_for(folder, model, cut=cut, observe=said.append) as job:
+    with job_for(folder, model, cut=cut, on_event=said.append) as job:
         assert not [event for event in said if isinstance(event, SetupWarning)]
         assert len(job.frost_line.tensors) == 5
         ours = trained(
@@ -809,7 +809,7 @@ def test_sums_of_all_layers_of_an_encoder_are_made_of_what_the_node_gives(folder
 def test_frozen_work_that_runs_at_the_trainer_is_said_with_its_share(folder):
     """Tokens come first here, and what crosses has to have a row for each sample."""
     said = []
-    with job_for(folder, weighted(batch_first=False), observe=said.append) as job:
+    with job_for(folder, weighted(batch_first=False), on_event=said.append) as job:
         warnings = [event.reason for event in said if isinstance(event, SetupWarning)]
         [sentence] = warnings
         found = re.fullmatch(
@@ -827,7 +827,7 @@ def test_frozen_layers_behind_trained_ones_are_said_where_they_are_most_of_the_w
     model = Net().requires_grad_(False).eval()
     model.fc.requires_grad_(True)
     model.stem[1].requires_grad_(True)
-    with job_for(folder, model, observe=lambda _: None) as job:
+    with job_for(folder, model, on_event=lambda _: None) as job:
         assert re.match(
             r"\d frozen layers run at the trainer \(\d+% of the frozen work\), because parameter 'stem.1.weight'",
             job.fallback,

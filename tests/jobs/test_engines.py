@@ -88,7 +88,7 @@ def test_pixels_of_a_ready_format_go_into_an_engine_as_bytes(tmp_path):
     line = len(explained.situation.cuts) - 1
     for dtype in ("uint8", "fp16"):
         folder = tmp_path / dtype
-        ingest(fl.Dataset(images), folder, Applied.to(tiny_preprocess(), dtype), observe=lambda _: None)
+        ingest(fl.Dataset(images), folder, Applied.to(tiny_preprocess(), dtype), on_event=lambda _: None)
         found[dtype] = features(folder, line, "fp16")
     for dtype, (close, explained) in found.items():
         names = {trial.engine for trial in explained.plan.trials}
@@ -113,7 +113,7 @@ def features_near(folder, near, accuracy, cut, events, until="body"):
         "codec": None if cut is None else EXACT,
         "accuracy": accuracy,
         "settings": MEASURED_FIRST,
-        "observe": events.append,
+        "on_event": events.append,
     }
     with fl.offload(model, fl.Dataset(folder), preprocess=tiny_preprocess(), **asked) as job:
         return torch.cat([batch.features for batch in job.loader(batch_size=8)]).numpy(), job.explain()

@@ -135,8 +135,8 @@ def test_objects_that_change_behind_a_job_are_named_and_end_it(format, examples,
     assert "changed" in str(caught.value)
 
 
-def job_over(folder, observe=None):
-    return fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), observe=observe)
+def job_over(folder, on_event=None):
+    return fl.offload(None, fl.Dataset(folder), preprocess=tiny_preprocess(), on_event=on_event)
 
 
 def folder_with(tmp_path, *splits):

@@ -116,7 +116,7 @@ def test_losses_are_a_plain_loops_if_a_frozen_layer_mixes_samples(pictures, kind
         batches = [(batch.features, batch.labels) for batch in job.loader(6, **order)]
     expected = losses(plain.fc.parameters(), [(lambda x=x: plain(x), labels) for x, labels in batches])
     told = []
-    with fl.offload(model, data, preprocess=PREPROCESS, settings=settings_for(), observe=told.append) as job:
+    with fl.offload(model, data, preprocess=PREPROCESS, settings=settings_for(), on_event=told.append) as job:
         mine = list(job.loader(6, **order))
         ours = losses(model.fc.parameters(), [(lambda b=b: job.head(b.features), b.labels) for b in mine])
         assert job.frost_line.name.startswith(("conv", "mean"))
@@ -197,7 +197,7 @@ def test_rows_that_workers_get_are_counted_by_the_job(pictures):
 
 def test_observers_are_told_of_every_row_and_of_the_first_by_name(pictures):
     settings, told = settings_for(allow_nonfinite=True, cache_bytes=0), []
-    asked = {"preprocess": PREPROCESS, "settings": settings, "observe": told.append}
+    asked = {"preprocess": PREPROCESS, "settings": settings, "on_event": told.append}
     with fl.offload(overflowing(), fl.Dataset(pictures), **asked) as job:
         list(torch.utils.data.DataLoader(job.loader(4), batch_size=None, num_workers=2))
         list(job.loader(4, epoch=1))
@@ -221,7 +221,7 @@ def test_rows_of_a_training_beside_the_store_are_counted_by_the_job(pictures):
     from frostline.wire.recipes import Recipe
 
     told, settings = [], settings_for(allow_nonfinite=True)
-    asked = {"preprocess": PREPROCESS, "settings": settings, "policy": "all_in_store", "observe": told.append}
+    asked = {"preprocess": PREPROCESS, "settings": settings, "policy": "all_in_store", "on_event": told.append}
     with start_node((f"file://{pictures}",), NodeSettings(memory_bytes=1 << 29, allow_training=True)) as node:
         with fl.offload(undefined(), fl.Dataset(pictures), near=node.url, **asked) as job:
             assert job.train(Recipe(epochs=1, batch_size=4)).is_whole

@@ -117,7 +117,7 @@ def test_an_array_of_another_shape_is_skipped_and_named(tmp_path, cut):
     write_arrays(tmp_path / "data", "folders", [*arrays[:7], arrays[7].T], labels)
     events, settings = [], LoaderSettings(max_skipped_fraction=0.5, replan=False)
     data = Dataset(tmp_path / "data", cache=tmp_path / "cache")
-    asked = {"preprocess": declared(), "settings": settings, "node": SMALL, "observe": events.append}
+    asked = {"preprocess": declared(), "settings": settings, "node": SMALL, "on_event": events.append}
     with offload(frozen(), data, cut=cut, **asked) as job:
         assert sum(len(batch) for batch in job.loader(batch_size=4)) == 7
     skipped = next(event for event in events if isinstance(event, SampleSkipped))
@@ -257,7 +257,7 @@ def test_a_broken_sound_is_skipped_and_named(tmp_path, cut):
     broken.write_bytes(broken.read_bytes()[:2000])
     events, settings = [], LoaderSettings(max_skipped_fraction=0.5, replan=False)
     data = Dataset(tmp_path / "data", cache=tmp_path / "cache")
-    asked = {"preprocess": declared_of_sound_jobs(), "settings": settings, "node": SMALL, "observe": events.append}
+    asked = {"preprocess": declared_of_sound_jobs(), "settings": settings, "node": SMALL, "on_event": events.append}
     with offload(frozen_of_sound_jobs(), data, cut=cut, **asked) as job:
         assert sum(len(batch) for batch in job.loader(batch_size=4)) == 7
     skipped = next(event for event in events if isinstance(event, SampleSkipped))
@@ -269,7 +269,7 @@ def test_a_node_without_the_packages_leaves_the_work_to_the_trainer(folder, tmp_
     monkeypatch.setattr(opener, "has_sound_packages", lambda: False)
     events, data = [], Dataset(folder, cache=tmp_path)
     with offload(
-        frozen_of_sound_jobs(), data, preprocess=declared_of_sound_jobs(), node=SMALL, observe=events.append
+        frozen_of_sound_jobs(), data, preprocess=declared_of_sound_jobs(), node=SMALL, on_event=events.append
     ) as job:
         assert "decodes no sounds" in job.fallback
         losses, orders = job_losses(job, rows_by_id(data), (0,))

@@ -147,12 +147,12 @@ def test_a_node_that_is_killed_and_comes_back_without_its_prefix_costs_no_sample
     node = NodeSettings(memory_bytes=1 << 28, device_batch=8)
     with start_node((str(folder),), node) as process:
 
-        def observe(event):
+        def on_event(event):
             events.append(event)
             if isinstance(event, RequestRetried):
                 process.restart_if_dead()
 
-        with job_for(folder, model, near=process.url, settings=settings, observe=observe) as job:
+        with job_for(folder, model, near=process.url, settings=settings, on_event=on_event) as job:
             optimizer = torch.optim.SGD(job.head.parameters(), 0.1)
             ours, ids = [], []
             torch.manual_seed(0)
@@ -251,7 +251,7 @@ def test_a_network_too_large_for_the_node_runs_at_the_trainer(folder, where):
         nodes = {"in this process": 0, "in another": 1, "two of them": 2}[where]
         near = [stack.enter_context(start_node((str(folder),), small)).url for _ in range(nodes)]
         asked, events = {"near": near or None, "node": small}, []
-        job = stack.enter_context(job_for(folder, model, **asked, settings=MEASURED_FIRST, observe=events.append))
+        job = stack.enter_context(job_for(folder, model, **asked, settings=MEASURED_FIRST, on_event=events.append))
         [said] = [event.reason for event in events if isinstance(event, SetupWarning)]
         assert "the frozen layers run here" in said
         assert job.plan.cut == 0
@@ -260,7 +260,7 @@ def test_a_network_too_large_for_the_node_runs_at_the_trainer(folder, where):
             for candidate in job.plan.candidates
             if candidate.cut
         )
-        job = stack.enter_context(job_for(folder, model, **asked, observe=events.append))
+        job = stack.enter_context(job_for(folder, model, **asked, on_event=events.append))
         assert "start the node with more --memory" in str(job.explain())
         whole = next(iter(job.loader(9)))
         pixels = next(iter(stack.enter_context(job_for(folder, None)).loader(9)))
@@ -278,7 +278,7 @@ def test_warns_and_explains_if_the_frost_line_is_not_where_it_was_asked_for(fold
         assert job.explain().to_json()["fallback"] == str(warned[0].message)
         assert warned[0].filename == __file__
     events = []
-    with job_for(folder, model, near=node.url, observe=events.append) as job:
+    with job_for(folder, model, near=node.url, on_event=events.append) as job:
         assert SetupWarning(reason=job.fallback) in events
 
 
@@ -286,7 +286,7 @@ def test_refuses_a_cut_that_a_full_node_cannot_hold_and_says_why(folder):
     model = freeze(Wide().train(), "wide", input_shape=(3, 32, 32))
     small = NodeSettings(memory_bytes=64 << 20)
     with pytest.raises(SettingError, match="start the node with more --memory"):
-        job_for(folder, model, cut=2, node=small, observe=[].append)
+        job_for(folder, model, cut=2, node=small, on_event=[].append)
 
 
 def test_leaving_an_epoch_early_leaves_no_thread(folder, node):
@@ -304,7 +304,7 @@ def test_broken_images_are_counted_listed_and_skipped_within_the_allowance(tmp_p
     (folder / "stripe" / "004.jpg").write_bytes(b"no image")
     events = []
     settings = LoaderSettings(samples_per_request=8, max_skipped_fraction=0.1)
-    with job_for(folder, frozen(), settings=settings, observe=events.append) as job:
+    with job_for(folder, frozen(), settings=settings, on_event=events.append) as job:
         ids = [id for batch in job.loader(BATCH, shuffle=True) for id in batch.ids.tolist()]
         assert len(ids) == len(set(ids)) == 34
         assert {sample.object for sample in job.statistics().skipped} == {"noise/003.jpg", "stripe/004.jpg"}
@@ -513,7 +513,7 @@ def test_a_job_warns_of_a_network_that_is_cut_elsewhere_and_names_the_mend(name,
     make, sentence, mend = LOST[name]
     model, told = make(), []
     preprocess = fl.preprocess.imagenet(32)
-    with fl.offload(model, data, preprocess=preprocess, observe=told.append) as job:
+    with fl.offload(model, data, preprocess=preprocess, on_event=told.append) as job:
         fallback = job.fallback
     [event] = [event for event in told if isinstance(event, SetupWarning)]
     assert sentence in event.reason

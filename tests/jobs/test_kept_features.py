@@ -65,7 +65,7 @@ class Run:
             near=node.url,
             accuracy=accuracy,
             settings=LoaderSettings(**settings),
-            observe=self.observe,
+            on_event=self.on_event,
         )
 
     def __enter__(self):
@@ -74,7 +74,7 @@ class Run:
     def __exit__(self, *_):
         self.job.close()
 
-    def observe(self, event):
+    def on_event(self, event):
         match event:
             case RequestFinished():
                 self.asked += event.samples
@@ -295,7 +295,9 @@ def test_with_random_augmentation_a_second_epoch_reads_nothing_of_the_store(buck
 
 
 def test_shards_are_read_once_also_in_blocks(bucket, store_reads, tmp_path):
-    repack(fl.Dataset(image_folder(tmp_path / "photos")), tmp_path / "shards", "webdataset", observe=lambda event: None)
+    repack(
+        fl.Dataset(image_folder(tmp_path / "photos")), tmp_path / "shards", "webdataset", on_event=lambda event: None
+    )
     url = bucket(tmp_path / "shards")
     _, read = epochs(url, 2, shuffle=fl.BlockShuffle(samples=4, mixed=2))
     assert read[0] > 0

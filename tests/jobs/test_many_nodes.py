@@ -148,7 +148,7 @@ def test_from_four_nodes_to_two_to_six_while_a_job_runs(folder_of_nodes_come_and
     file, told, found = tmp_path / "nodes.json", [], []
     with some_nodes(folder_of_nodes_come_and_go, tmp_path / "kept", 6) as (nodes, urls):
         write(file, urls[:4])
-        with job(folder_of_nodes_come_and_go, file.as_uri(), observe=told.append) as running:
+        with job(folder_of_nodes_come_and_go, file.as_uri(), on_event=told.append) as running:
 
             def change_to(count, kind):
                 before = sum(isinstance(event, kind) for event in told)
@@ -196,7 +196,7 @@ def test_killed_nodes_cost_their_requests_and_losses_are_those_of_an_undisturbed
                 if len(taken) == 12:  # the list says so later, or never
                     write(file, [process.url for process in alive])
 
-        with job(folder_of_nodes_come_and_go, file.as_uri(), observe=kill_at_random, retry_for_s=60) as running:
+        with job(folder_of_nodes_come_and_go, file.as_uri(), on_event=kill_at_random, retry_for_s=60) as running:
             torch.manual_seed(0)
             losses = plain.through(running, batch_size=16, epochs=2)
     assert len(killed) == 2
@@ -248,7 +248,7 @@ def test_a_node_that_hangs_costs_three_seconds_and_has_a_name_and_comes_back(
     told, hung = [], three[1]
     near = near_of(kind, three, tmp_path)
     try:
-        with job(folder_of_nodes_come_and_go, near, observe=told.append) as running:
+        with job(folder_of_nodes_come_and_go, near, on_event=told.append) as running:
             found, longest_s = _longest_gap(running, hang=lambda: os.kill(hung.pid, signal.SIGSTOP))
             assert same(found, undisturbed)
             assert longest_s < STANDSTILL_S
@@ -278,7 +278,7 @@ def test_a_job_begins_though_a_node_of_a_list_hangs_from_the_start(
     os.kill(hung.pid, signal.SIGSTOP)
     try:
         started = time.monotonic()
-        with job(folder_of_nodes_come_and_go, near, observe=told.append) as running:
+        with job(folder_of_nodes_come_and_go, near, on_event=told.append) as running:
             begun_s = time.monotonic() - started
             assert same(epoch(running, 0), undisturbed)
         ended_s = time.monotonic() - started

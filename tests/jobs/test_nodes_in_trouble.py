@@ -62,7 +62,7 @@ def disturbed(folder, nodes, way, trouble, after):
     """An epoch during which the first node begins to misbehave, what was told, the statistics and the standstill."""
     told = []
     # No node can have answered all before the trouble begins, however long the loop had to wait for a core.
-    with job(folder, nodes, observe=told.append, window_bytes=WINDOW) as running:
+    with job(folder, nodes, on_event=told.append, window_bytes=WINDOW) as running:
         if after == 0:
             misbehave(way, trouble)
         batches, seen, longest_s = [], time.monotonic(), 0.0
@@ -140,7 +140,7 @@ def test_a_job_begins_though_a_node_is_in_trouble_from_the_start(folder, undistu
     with faulty_nodes(fl.Dataset(folder).url, 3, random.Random(0), monkeypatch) as (way, nodes):
         way.switch_scope(trouble)
         started = time.monotonic()
-        with job(folder, nodes, observe=told.append) as running:
+        with job(folder, nodes, on_event=told.append) as running:
             begun_s = time.monotonic() - started
             assert same(epoch(running, 0), undisturbed)
     assert begun_s < STANDSTILL_S + 2.0  # the frozen part is traced too
@@ -215,7 +215,7 @@ def test_a_node_that_was_in_trouble_is_asked_again(folder, undisturbed, monkeypa
     told = []
     with (
         faulty_nodes(fl.Dataset(folder).url, 2, random.Random(0), monkeypatch) as (way, nodes),
-        job(folder, nodes, observe=told.append) as running,
+        job(folder, nodes, on_event=told.append) as running,
     ):
         way.switch_scope("hang")
         assert same(epoch(running, 0), undisturbed)

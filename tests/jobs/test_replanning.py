@@ -92,7 +92,7 @@ def train(job, between, epochs=3):
 def test_the_plan_follows_a_link_that_becomes_thin_and_the_loop_sees_no_difference(folder, node):
     model = frozen()
     undisturbed, events = copy.deepcopy(model), []
-    with PacedLink(node.url, 50e6) as link, job_for(folder, link.url, model, observe=events.append) as job:
+    with PacedLink(node.url, 50e6) as link, job_for(folder, link.url, model, on_event=events.append) as job:
         job.use({Route(1): 1.0}, replan=True)  # pixels: the heaviest way, as on a link without bound
 
         def thinner(taken):

@@ -85,7 +85,7 @@ def test_leaves_out_changed_objects_and_goes_on(store):
 
 @pytest.mark.parametrize("over", ["process", "http"])
 def test_changed_objects_end_a_job_that_refuses_them(store, over):
-    data = fl.Dataset(store.url, changed="refuse")
+    data = fl.Dataset(store.url, on_change="refuse")
     assert len(data) == COUNT
     # A local tier would give the second job what was listed.
     settings = NodeSettings(device_batch=8, local_tier_bytes=0)
@@ -96,13 +96,15 @@ def test_changed_objects_end_a_job_that_refuses_them(store, over):
         store.write("even/04.npy", array(250))
         with (
             job_on(data, **where) as job,
-            pytest.raises(DataChanged, match=r"even/04\.npy is not what it was.*changed='rebuild' .*--changed rebuild"),
+            pytest.raises(
+                DataChanged, match=r"even/04\.npy is not what it was.*on_change='rebuild' .*--on-change rebuild"
+            ),
         ):
             list(job.loader(4))
 
 
 def test_reads_the_data_as_it_is_when_the_job_begins(store):
-    data = fl.Dataset(store.url, changed="rebuild")
+    data = fl.Dataset(store.url, on_change="rebuild")
     train, held_out = data.split(0.5, seed=1)
     number = next(int(name[-6:-4]) for name in train.names)
     name = next(name for name in train.names if name.endswith(f"{number:02}.npy"))
@@ -118,7 +120,7 @@ def test_reads_the_data_as_it_is_when_the_job_begins(store):
 
 
 def test_never_in_the_middle_of_an_epoch(store):
-    data = fl.Dataset(store.url, changed="rebuild")
+    data = fl.Dataset(store.url, on_change="rebuild")
     with job_on(data) as job:
         before = job.data.digest
         store.write("odd/11.npy", array(250))
@@ -134,7 +136,7 @@ def test_an_object_that_is_gone_has_changed_too(tmp_path):
     (tmp_path / "odd").mkdir()
     for number in range(COUNT):
         (tmp_path / "odd" / f"{number:02}.npy").write_bytes(array(10 * number))
-    data = fl.Dataset(tmp_path, changed="refuse")
+    data = fl.Dataset(tmp_path, on_change="refuse")
     assert len(data) == COUNT
     (tmp_path / "odd" / "03.npy").unlink()
     with job_on(data) as job, pytest.raises(DataChanged, match=r"odd/03\.npy"):
@@ -145,7 +147,7 @@ def test_an_image_that_is_broken_has_not_changed(tmp_path):
     (tmp_path / "odd").mkdir()
     for number in range(COUNT):
         (tmp_path / "odd" / f"{number:02}.npy").write_bytes(array(10 * number) if number else b"broken")
-    with job_on(fl.Dataset(tmp_path, changed="refuse")) as job:
+    with job_on(fl.Dataset(tmp_path, on_change="refuse")) as job:
         assert seen(job.loader(4)) == list(range(1, COUNT))
         assert [sample.changed for sample in job.statistics().skipped] == [False]
 
@@ -155,7 +157,7 @@ def test_a_mask_that_changes_ends_a_job_that_refuses_it(tmp_path):
     for number in range(4):
         store.write(f"images/{number}.npy", array(number))
         store.write(f"masks/{number}.npy", array(number))
-    data = fl.Dataset(tmp_path, changed="refuse")
+    data = fl.Dataset(tmp_path, on_change="refuse")
     with job_on(data) as job:
         store.write("masks/2.npy", array(9))
         with pytest.raises(DataChanged, match=r"masks/2\.npy is not what it was"):

@@ -130,7 +130,7 @@ def test_a_plain_loader_gives_masks_beside_pixels(small):
 
 @pytest.mark.parametrize("format", ["original", "webdataset", "parquet"])
 def test_masks_belong_to_their_images_in_every_format(small, tmp_path, format):
-    repack(fl.Dataset(small), tmp_path / "copy", format, part_bytes=1 << 14, observe=print)
+    repack(fl.Dataset(small), tmp_path / "copy", format, part_bytes=1 << 14, on_event=print)
     with loading(tmp_path / "copy") as job:
         for batch in job.loader(5, shuffle=True, seed=2):
             brightness = 64 * batch.features.flatten(1).mean(1) + 127

@@ -87,7 +87,7 @@ class LooksAtItsTexts(torch.nn.Module):
 def test_a_network_that_is_not_cut_gets_the_same_tokens_made_here(reviews):
     data, _ = reviews
     told = []
-    with offload(LooksAtItsTexts(), data, preprocess=tokens(), observe=told.append) as job:
+    with offload(LooksAtItsTexts(), data, preprocess=tokens(), on_event=told.append) as job:
         assert [job.fallback] == [event.reason for event in told if isinstance(event, SetupWarning)]
         found = [batch.features for batch in job.loader(batch_size=8)]
         scores = job.head(found[0])
@@ -161,7 +161,7 @@ def test_a_broken_text_is_skipped_and_named(tmp_path):
     data = Dataset(tmp_path / "data", cache=tmp_path / "cache", column="text")
     settings = LoaderSettings(max_skipped_fraction=0.5)
     small = NodeSettings(memory_bytes=1 << 29, device_batch=8)
-    asked = {"preprocess": tokens(), "settings": settings, "node": small, "observe": lambda _: None}
+    asked = {"preprocess": tokens(), "settings": settings, "node": small, "on_event": lambda _: None}
     with offload(frozen(), data, frozen_in_eval=True, **asked) as job:
         assert sum(len(batch) for batch in job.loader(batch_size=4)) == 8
         assert len(job.statistics().skipped) == 4
@@ -181,7 +181,7 @@ def test_a_node_without_the_package_leaves_the_work_to_the_trainer(reviews, monk
     monkeypatch.setattr(opener, "has_tokenizers", lambda: False)
     events, model, twin = [], frozen(), frozen()
     small = NodeSettings(memory_bytes=1 << 29, device_batch=8)
-    with offload(model, data, preprocess=tokens(), node=small, frozen_in_eval=True, observe=events.append) as job:
+    with offload(model, data, preprocess=tokens(), node=small, frozen_in_eval=True, on_event=events.append) as job:
         assert "no package tokenizers" in job.fallback
         losses, orders = job_losses(job, rows_by_id(data, "parquet"), range(1))
     meant = plain_losses(twin, texts, data.samples.labels, orders, TOKENS)

@@ -162,7 +162,7 @@ def test_features_may_be_narrowed_and_no_part_of_a_sample_is(node, folder, plain
 def test_a_node_without_tokenizers_leaves_all_of_it_to_the_trainer(folder, plain, tmp_path, monkeypatch):
     monkeypatch.setattr(opener, "has_tokenizers", lambda: False)
     data, model, twin = pairs_of(folder, tmp_path), frozen_clip(), frozen_clip()
-    with offload(model, data, preprocess=pair_inputs(), node=SMALL, observe=lambda _: None) as job:
+    with offload(model, data, preprocess=pair_inputs(), node=SMALL, on_event=lambda _: None) as job:
         assert "no package tokenizers" in job.fallback
         losses, orders = job_losses(job, data, [0])
     np.testing.assert_allclose(losses, plain_losses(twin, plain, orders), atol=1e-6, rtol=0)
@@ -174,7 +174,7 @@ def test_a_sample_with_a_broken_part_is_skipped_and_the_part_named(tmp_path):
     images = [encoded_image(draw), b"no image", encoded_image(draw), encoded_image(draw)] * 2
     captions = [b"good film", b"bad film", b"\xff\xfe", b"a film"] * 2
     pq.write_table(pa.table({"image": images, "caption": captions}), tmp_path / "data" / "x.parquet")
-    asked = {"settings": LoaderSettings(max_skipped_fraction=0.5), "node": SMALL, "observe": lambda _: None}
+    asked = {"settings": LoaderSettings(max_skipped_fraction=0.5), "node": SMALL, "on_event": lambda _: None}
     with offload(None, pairs_of(tmp_path / "data", tmp_path), preprocess=pair_inputs(), **asked) as job:
         assert sum(len(batch) for batch in job.loader(batch_size=4)) == 4
         reasons = {skipped.reason.partition(":")[0] for skipped in job.statistics().skipped}

@@ -88,7 +88,7 @@ def loader(
     cache=None,
     memory=None,
     last="keep",
-    observe=lambda event: None,
+    on_event=lambda event: None,
     decode=None,
     piece_rows=2,
     max_finished_bytes=None,
@@ -101,7 +101,7 @@ def loader(
         cache=cache,
         unreadable=lambda: np.zeros(0, np.int64),
         settings=LoaderSettings(**{"samples_per_request": PER_REQUEST, "requests_in_flight": 3, **chosen}),
-        observe=observe,
+        on_event=on_event,
         memory=memory,
         tensors=(TensorSpec(((2 << 20) // piece_rows,), "uint8"),),
         decode=decode,
@@ -251,7 +251,7 @@ def test_a_failure_comes_after_the_batches_that_were_finished_before_it():
 def test_reports_events_in_the_loops_thread():
     told = []
     lost = {7, 10, 13}
-    made = loader(30, 4, answering(lost), observe=lambda event: told.append((event, threading.current_thread())))
+    made = loader(30, 4, answering(lost), on_event=lambda event: told.append((event, threading.current_thread())))
     assert sum(map(len, made)) == 27
     assert {thread for _, thread in told} == {threading.current_thread()}
     assert {event.id for event, _ in told if isinstance(event, SampleSkipped)} == lost
@@ -304,7 +304,7 @@ def test_what_is_lost_as_a_pass_ends_is_told_before_its_end(failure):
 
 def test_reports_an_undecodable_sample_once_by_name():
     told = []
-    made = loader(30, 4, encoded(answering({7})), decode=decoding({10, 13}), observe=told.append)
+    made = loader(30, 4, encoded(answering({7})), decode=decoding({10, 13}), on_event=told.append)
     assert [len(item) for item in made] == [4] * 6 + [3]
     skipped = [event for event in told if isinstance(event, SampleSkipped)]
     assert {(sample.id, sample.object) for sample in skipped} == {(7, "7"), (10, "10"), (13, "13")}

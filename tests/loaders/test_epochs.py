@@ -155,7 +155,7 @@ def test_an_epoch_that_comes_twice_is_refused_since_a_state_could_not_tell_which
 
 def test_reports_every_epoch_once_in_order(folder):
     events = []
-    with job_for(folder, observe=events.append) as job:
+    with job_for(folder, on_event=events.append) as job:
         together(job.epochs(4, range(3)))
     told = [(type(event).__name__, event.epoch) for event in events if isinstance(event, EpochStarted | EpochFinished)]
     assert told == [(name, epoch) for epoch in range(3) for name in ("EpochStarted", "EpochFinished")]
@@ -176,7 +176,7 @@ class Store:
             cache=None,
             unreadable=lambda: torch.zeros(0, dtype=torch.int64).numpy(),
             settings=settings,
-            observe=lambda event: None,
+            on_event=lambda event: None,
         )
 
     def deal(self, left):
@@ -230,7 +230,7 @@ def test_a_pass_in_turn_is_asked_for_while_the_one_before_it_ends_and_once():
 def test_a_second_pass_in_the_order_of_the_first_is_told_once(folder, shuffle, said):
     """PyTorch's own loader would shuffle anew, and its loop would not change its epoch."""
     told = []
-    with job_for(folder, observe=told.append) as job:
+    with job_for(folder, on_event=told.append) as job:
         loader = job.loader(4, shuffle=shuffle)
         next(iter(loader))
         for _ in range(3):

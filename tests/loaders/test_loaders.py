@@ -322,7 +322,7 @@ def test_gives_no_encoded_column_where_there_is_none(job_of_encoded, folder_of_e
         fl.Dataset(folder_of_encoded),
         tmp_path / "ready",
         Applied.to(tiny_preprocess(), "uint8"),
-        observe=lambda _: None,
+        on_event=lambda _: None,
     )
     with plain_job(tmp_path / "ready") as ready, pytest.raises(SettingError, match="ready format"):
         ready.arrays(4, encoded=True)

@@ -567,7 +567,7 @@ def loader(data, store, cache, *, batch_size=10, replay=None, ranks=ALONE, **set
         cache=cache,
         unreadable=lambda: np.zeros(0, np.int64),
         settings=LoaderSettings(samples_per_request=PER_REQUEST, requests_in_flight=4, **settings),
-        observe=lambda event: None,
+        on_event=lambda event: None,
     )
     order = Order(size=len(data.samples), seed=5, epoch=0)
     order = order if replay is None else Replay(recorded=replay, order=order)

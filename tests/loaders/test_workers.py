@@ -233,7 +233,7 @@ def test_workers_report_unreadable_samples_once_for_all(tmp_path):
     folder, names = broken_folder(tmp_path)
     events = []
     settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, max_skipped_fraction=0.1)
-    with job_for(folder, settings=settings, observe=events.append) as job:
+    with job_for(folder, settings=settings, on_event=events.append) as job:
         for epoch in range(2):
             assert sum(map(len, WorkerLoader(job.loader(4, epoch=epoch), 2, start="fork"))) == 42
             assert sorted(event.object for event in events if isinstance(event, SampleSkipped)) == sorted(names)
@@ -594,7 +594,7 @@ def test_s3_is_read_for_forked_workers_and_by_spawned_ones_and_by_the_io_service
 def test_cassandra_is_read_for_forked_workers(cql, folder_of_forked_stores, monkeypatch, tmp_path):
     monkeypatch.setenv("FROSTLINE_CQL_PASSWORD", PASSWORD)
     url = f"cql://{USER}@{cql.place}/{KEYSPACE}/t{uuid.uuid4().hex}?protocol=3"
-    put_into_table(fl.Dataset(folder_of_forked_stores, cache=tmp_path), url, observe=lambda _: None)
+    put_into_table(fl.Dataset(folder_of_forked_stores, cache=tmp_path), url, on_event=lambda _: None)
     with job_for_of_forked_stores(url) as job:
         loader = job.loader(4, shuffle=True)
         whole = ids_of(loader)

@@ -76,7 +76,7 @@ def test_a_listing_is_a_stream_of_lines_and_then_the_manifest(photos):
         {"data": "s3://b", "format": 1},
         {"data": "s3://b", "format": "../x"},
         {"data": "s3://b", "relist": "yes"},
-        {"data": "s3://b", "changed": "maybe"},
+        {"data": "s3://b", "on_change": "maybe"},
         {"data": "s3://b", "known": ["x"]},
         {"data": "s3://b", "known": ["0" * 64] * 9},
         {"data": "s3://b", "cache": "/etc"},
@@ -134,12 +134,12 @@ def test_a_client_waits_while_its_tenant_lists_something_else(photos, tmp_path):
     with silent_store() as silent, listing_node(photos.as_uri(), silent) as node:
         first, names = asking(node.url, silent), []
 
-        def observe(event):
+        def on_event(event):
             names.append(getattr(event, "name", ""))
             if "waiting" in names[-1]:
                 first.close()
 
-        assert len(fl.Dataset(photos, near=node.url, cache=tmp_path, observe=observe)) == 6
+        assert len(fl.Dataset(photos, near=node.url, cache=tmp_path, on_event=on_event)) == 6
         assert "waiting for the node to list the data" in names
 
 

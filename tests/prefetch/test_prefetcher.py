@@ -36,7 +36,7 @@ def prefetcher(fetch, *, count=64, events=None, **settings):
         fetch,
         threads=chosen.requests_in_flight,
         clock=time.monotonic,
-        observe=(events if events is not None else []).append,
+        on_event=(events if events is not None else []).append,
     )
 
 

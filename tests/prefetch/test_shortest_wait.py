@@ -148,18 +148,24 @@ def test_requests_are_short_while_a_way_is_closed():
     assert dealer.deal(5).rows == 5
 
 
-@pytest.mark.parametrize(("passing", "rows"), [(math.inf, 8), (42.0, 8), (10.0, 2), (0.1, 1)])
-def test_a_thin_link_is_soon_free_for_what_opens_a_way(passing, rows):
+@pytest.mark.parametrize(
+    ("passing", "run", "rows"), [(math.inf, 8, 8), (42.0, 8, 8), (10.0, 8, 2), (0.1, 8, 1), (10.0, 32, 32)]
+)
+def test_a_thin_link_is_soon_free_for_what_opens_a_way(passing, run, rows):
+    """Where the weights take longer on their way, runs that are filled up would cost more than the wait."""
+    now = [100.0]
     dealer = ShortestWait(
         {NODE: 1, TRAINER: 1},
         samples_per_request=32,
         bytes_per_sample=lambda _: 1,
-        clock=float,
+        clock=lambda: now[0],
         bound=lambda _: passing,
-        rows_per_run={TRAINER: 8},
+        rows_per_run={TRAINER: run},
     )
     dealer.close(NODE)
     assert dealer.deal(100).rows == rows
+    now[0] += 6
+    assert dealer.deal(100).rows == run
 
 
 def test_a_way_whose_runs_are_filled_up_gets_whole_runs_even_while_another_is_closed():
@@ -252,11 +258,11 @@ def routes_of(sides, rows=400):
 
 def test_a_loop_that_hardly_waits_keeps_the_trainers_processor():
     sides = BothSides(World({NODE: 1, TRAINER: 1}, {NODE: 1, TRAINER: 1}).dealer)
-    sides.observe(EpochStarted(epoch=0, samples=100), 0.0)
+    sides.on_event(EpochStarted(epoch=0, samples=100), 0.0)
     for batch in range(20):
-        sides.observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.01), float(batch))
+        sides.on_event(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.01), float(batch))
     assert routes_of(sides) == {NODE}
-    sides.observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.9), 20.0)
+    sides.on_event(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.9), 20.0)
     assert TRAINER in routes_of(sides)
     sides.close(NODE)
     assert routes_of(sides) == {TRAINER}
@@ -268,7 +274,7 @@ def test_a_trainer_no_faster_than_the_node_leaves_frozen_work_to_it(node, routes
     world = World({NODE: node, TRAINER: 100}, {NODE: 1, TRAINER: 1})
     world.run(200)
     sides = BothSides(world.dealer)
-    sides.observe(EpochStarted(epoch=0, samples=100), 0.0)
+    sides.on_event(EpochStarted(epoch=0, samples=100), 0.0)
     for batch in range(3):
-        sides.observe(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.4), 0.8 * batch)
+        sides.on_event(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.4), 0.8 * batch)
     assert routes_of(sides) == routes

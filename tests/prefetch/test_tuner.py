@@ -54,7 +54,7 @@ def run(rule, *, count=400, tuner=None, events=None, **chosen):
         features(ScriptedTransport()),
         threads=16,
         clock=Clock(),
-        observe=(events if events is not None else []).append,
+        on_event=(events if events is not None else []).append,
         tuner=tuner,
     ) as deliveries:
         return ids_of(deliveries), order.tolist()

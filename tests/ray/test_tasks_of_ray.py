@@ -78,7 +78,7 @@ from support.ray_here import awaited_workers_of_ray
 
 killed = []
 
-def observe(event):
+def on_event(event):
     if isinstance(event, ProgressMade) and event.total == 36:
         if not killed:
             killed.extend(awaited_workers_of_ray("ray::_part"))
@@ -90,7 +90,7 @@ def observe(event):
 
 folder, out, part_bytes = sys.argv[1:]
 asked = small_extraction(folder, Path(out), "ray://frostline", part_bytes=int(part_bytes), on_ray=True)
-extract(asked, observe)
+extract(asked, on_event)
 print("not broken off", flush=True)
 """
 

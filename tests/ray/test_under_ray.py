@@ -67,7 +67,7 @@ def test_killed_actors_come_back_elsewhere_with_the_same_losses(folder, joined):
         if len(taken) == 42:
             until(lambda: len(came) == 2)
 
-    with job(folder, "ray://frostline", observe=kill, retry_for_s=60) as running:
+    with job(folder, "ray://frostline", on_event=kill, retry_for_s=60) as running:
         losses = plain.through(running, batch_size=16, epochs=3)
     assert losses == expected
     assert len(taken) == 3 * 18

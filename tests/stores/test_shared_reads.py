@@ -169,7 +169,7 @@ def test_a_node_reads_samples_in_order_by_few_requests(shards, requests):
 
 def test_a_copy_reads_its_source_by_few_requests(shards, requests, tmp_path):
     whole = shards.samples.encoded_bytes
-    done = repack(shards, tmp_path / "copy", "original", observe=lambda event: None)
+    done = repack(shards, tmp_path / "copy", "original", on_event=lambda event: None)
     assert (done.samples, done.skipped) == (120, ())
     assert len(requests) <= 120 / 8
     assert whole <= sum(length for _, _, length in requests) <= whole + 120 * 4096

@@ -40,7 +40,7 @@ def divided(labels, seed):
     return torch.from_numpy(split_by_class(counted, [0.8, 0.2], seed) == 1)
 
 
-def a_loop(recipe, observe, *, features=None, labels=None, keeps_features=True, seed=0, head=None, **how):
+def a_loop(recipe, on_event, *, features=None, labels=None, keeps_features=True, seed=0, head=None, **how):
     if features is None:
         features, labels = digits()
     held_out = divided(labels, seed)
@@ -57,7 +57,7 @@ def a_loop(recipe, observe, *, features=None, labels=None, keeps_features=True, 
         train=lambda epoch: batches(~held_out, epoch, shuffle=True),
         held_out=lambda epoch: batches(held_out, epoch, shuffle=False),
         keeps_features=keeps_features,
-        observe=observe,
+        on_event=on_event,
         **how,
     )
     return loop, head, (features[held_out], labels[held_out])

@@ -31,7 +31,7 @@ def frozen():
     return freeze(Small().eval(), "stem", input_shape=(3, 32, 32))
 
 
-def job(folder, near, data=None, observe=None, **settings):
+def job(folder, near, data=None, on_event=None, **settings):
     """A job that keeps no features itself, and makes no request twice."""
     chosen = {"samples_per_request": 8, "device_batch": 8, "cache_bytes": 0, "hedge_quantile": 1.0}
     chosen |= {"requests_in_flight": 4, **settings}
@@ -42,7 +42,7 @@ def job(folder, near, data=None, observe=None, **settings):
         near=near,
         accuracy="exact",
         settings=LoaderSettings(**chosen),
-        observe=observe,
+        on_event=on_event,
     )
 
 

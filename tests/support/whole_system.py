@@ -662,7 +662,7 @@ class World:
             near=list(NODES),
             cut=1,
             settings=plan.settings,
-            observe=self.tell,
+            on_event=self.tell,
         )
         with job:
             epochs = Epochs(job.arrays(BATCH, shuffle=True, seed=plan.order_seed), range(plan.epochs))

@@ -80,11 +80,11 @@ def test_memory_stays_bounded_for_many_classes_and_scores_that_are_no_numbers():
 def test_they_are_those_of_the_head_that_is_kept_and_need_no_pass_of_their_own(recipe):
     record, passes = Record(ignore), []
 
-    def observe(event):
+    def on_event(event):
         record(event)
         passes.extend([event] if isinstance(event, Evaluated) else [])
 
-    loop, head, (features, labels) = a_loop(recipe, observe)
+    loop, head, (features, labels) = a_loop(recipe, on_event)
     loop.run()
     head.eval()
     with torch.no_grad():

@@ -114,11 +114,11 @@ class Stopped(Exception):
 
 
 def stop_after(rows):
-    def observe(event):
+    def on_event(event):
         if isinstance(event, ProgressMade) and event.total and event.done >= rows:  # a listing knows no total
             raise Stopped
 
-    return observe
+    return on_event
 
 
 @pytest.fixture(scope="module")
@@ -197,13 +197,13 @@ def test_resumes_a_killed_extraction_over_two_nodes_though_one_dies(folder, node
     made = len(list(parts.glob("0*.parquet")))
     with start_node((fl.Dataset(folder).url,), NodeSettings(memory_bytes=512 << 20)) as dying:
 
-        def observe(event):
+        def on_event(event):
             if isinstance(event, ProgressMade) and event.total:
                 os.kill(dying.pid, signal.SIGKILL) if dying.pid else None
 
         small = {"samples_per_request": 8, "requests_in_flight": 2, "window_bytes": 1 << 16}
         asked = settings(folder, out, dying.url, node.url, part_bytes=size, **small)
-        done = extract(asked, observe)
+        done = extract(asked, on_event)
     assert done.taken_up == 2 * made
     assert pq.read_table(out).equals(whole)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".f.parquet.state", "f.parquet"]

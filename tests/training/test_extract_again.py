@@ -43,7 +43,7 @@ def images(tmp_path):
     return image_folder(tmp_path / "images", per_class=6)
 
 
-def made(images, out, node, observe=quiet, *, until="stem", model="Small", **loader):
+def made(images, out, node, on_event=quiet, *, until="stem", model="Small", **loader):
     """Extract in parts of a few rows."""
     job = JobSettings(
         data=str(images),
@@ -53,7 +53,7 @@ def made(images, out, node, observe=quiet, *, until="stem", model="Small", **loa
         accuracy="exact",
         loader=LoaderSettings(cache_bytes=0, max_skipped_fraction=0.5, **loader),
     )
-    return extract(ExtractSettings(job=job, out=out, part_bytes=PART_BYTES), observe)
+    return extract(ExtractSettings(job=job, out=out, part_bytes=PART_BYTES), on_event)
 
 
 def change(images):

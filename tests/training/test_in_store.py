@@ -88,7 +88,7 @@ def here(model, data, preprocess, recipe, url, *, plain=None):
             job.head,
             train=lambda epoch: job.loader(recipe.batch_size, shuffle=True, seed=recipe.seed, epoch=epoch, data=train),
             held_out=lambda epoch: job.loader(recipe.batch_size, epoch=epoch, data=held_out, preprocess=plain),
-            observe=record,
+            on_event=record,
         )
         loop.run()
     return record
@@ -98,7 +98,7 @@ def there(model, data, preprocess, recipe, url, *, plain=None):
     """The same beside the store."""
     record = Record(ignore)
     train, held_out = data.split(0.25, 0)
-    with fl.offload(model, data, preprocess=preprocess, near=url, policy="all_in_store", observe=record) as job:
+    with fl.offload(model, data, preprocess=preprocess, near=url, policy="all_in_store", on_event=record) as job:
         before = job.statistics().wire_bytes
         assert job.train(recipe, train, held_out, plain_preprocess=plain).is_whole
         return record, job.statistics().wire_bytes - before
@@ -165,7 +165,7 @@ def test_on_photographs_the_head_of_a_pretrained_network_learns_the_same(photogr
             network.head,
             train=remote.train,
             held_out=remote.validation_batches,
-            observe=remote.observe,
+            on_event=remote.on_event,
         ).run()
     assert learned(beside) == learned(here)
     assert all(torch.equal(tensor, came[name]) for name, tensor in own.items())

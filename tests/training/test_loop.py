@@ -37,11 +37,11 @@ def test_the_default_recipe_is_as_good_as_a_logistic_regression_on_the_same_feat
 def test_training_ends_when_held_out_loss_falls_no_more_and_the_best_head_is_kept():
     record, events = Record(ignore), []
 
-    def observe(event):
+    def on_event(event):
         events.append(event)
         record(event)
 
-    loop, head, held_out = a_loop(Recipe(learning_rate=0.03), observe)
+    loop, head, held_out = a_loop(Recipe(learning_rate=0.03), on_event)
     loop.run()
     losses = [score.loss for score in record.scores]
     assert 5 < len(losses) < 100
@@ -81,13 +81,13 @@ def test_epochs_are_few_where_they_are_dear_and_nothing_is_chosen_by_a_test(reci
 def test_whatever_ends_it_early_leaves_the_best_head_that_was_scored(kind):
     record, seen = Record(ignore), []
 
-    def observe(event):
+    def on_event(event):
         record(event)
         seen.extend([event] if isinstance(event, kind) else [])
         if len(record.scores) >= 3 and isinstance(event, kind):
             raise KeyboardInterrupt
 
-    loop, head, held_out = a_loop(Recipe(learning_rate=0.3), observe)
+    loop, head, held_out = a_loop(Recipe(learning_rate=0.3), on_event)
     with pytest.raises(KeyboardInterrupt):
         loop.run()
     losses = [score.loss for score in record.scores]
@@ -100,12 +100,12 @@ def test_running_statistics_are_those_of_the_head_that_was_kept():
     head = nn.Sequential(nn.BatchNorm1d(features.shape[1]), nn.Linear(features.shape[1], 10))
     record, steps = Record(ignore), []
 
-    def observe(event):
+    def on_event(event):
         record(event)
         if isinstance(event, Evaluated):
             steps.append(int(head[0].num_batches_tracked))
 
-    loop, _, _ = a_loop(Recipe(learning_rate=0.1), observe, head=head)
+    loop, _, _ = a_loop(Recipe(learning_rate=0.1), on_event, head=head)
     loop.run()
     assert all(item < other for item, other in pairwise(steps))
     assert int(head[0].num_batches_tracked) == steps[record.kept.epoch]

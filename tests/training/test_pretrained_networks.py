@@ -58,7 +58,7 @@ def put_resnet(caches: Path) -> dict[str, torch.Tensor]:
 )
 def test_the_frozen_layers_have_the_weights_of_the_librarys_cache(caches, name, put, until, source):
     state, events = put(caches), []
-    network = load_model(name, classes=3, observe=events.append)
+    network = load_model(name, classes=3, on_event=events.append)
     frozen = dict(freeze(network.model, until, input_shape=network.preprocess.shape).named_parameters())
     held = {path: item for path, item in frozen.items() if not item.requires_grad}
     assert len(held) >= len(frozen) - 2
@@ -73,7 +73,7 @@ def test_the_frozen_layers_have_the_weights_of_the_librarys_cache(caches, name, 
 def test_pretrained_weights_that_are_nowhere_are_a_sentence_that_names_the_file(caches, name, file):
     events = []
     with pytest.raises(WeightsMissing, match=r"not on this machine.*cannot be fetched.*--weights random") as refused:
-        load_model(name, classes=3, observe=events.append)
+        load_model(name, classes=3, on_event=events.append)
     assert file in str(refused.value)
     assert "\n" not in str(refused.value)
     assert events == []
@@ -82,7 +82,7 @@ def test_pretrained_weights_that_are_nowhere_are_a_sentence_that_names_the_file(
 @pytest.mark.parametrize("name", [SHUFFLENET, RESNET, "demo:efficientnet_lite0"])
 def test_random_weights_are_to_be_had_by_their_name(name):
     events = []
-    network = load_model(name, classes=3, weights="random", observe=events.append)
+    network = load_model(name, classes=3, weights="random", on_event=events.append)
     assert network.weights == "random"
     assert events == [WeightsLoaded(model=name, source="random")]
 

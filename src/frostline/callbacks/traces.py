@@ -140,12 +140,12 @@ class _Trace(ABC):
     """An observer that makes spans of events. Use it as a context manager around the job.
 
     Args:
-        observe: observer that is told of each event too; by default warnings reach the user, as without a trace.
+        on_event: observer that is told of each event too; by default warnings reach the user, as without a trace.
         clock: seconds since 1970.
     """
 
-    def __init__(self, *, observe: Observer = warn_user, clock: Callable[[], float] = time.time) -> None:
-        self._observe = observe
+    def __init__(self, *, on_event: Observer = warn_user, clock: Callable[[], float] = time.time) -> None:
+        self._on_event = on_event
         self._clock = clock
         self._spans = SpanMaker()
         self._lock = threading.Lock()
@@ -158,7 +158,7 @@ class _Trace(ABC):
                 self._write(span)
             if isinstance(event, EpochStarted):
                 self._begin_epoch(event, now_s)
-        self._observe(event)
+        self._on_event(event)
 
     def __enter__(self) -> Self:
         return self
@@ -193,7 +193,7 @@ class TraceFile(_Trace):
 
     Args:
         path: the file, made for its user alone; one that is there is replaced.
-        observe: observer that is told of each event too; by default warnings reach the user, as without a trace.
+        on_event: observer that is told of each event too; by default warnings reach the user, as without a trace.
         clock: seconds since 1970.
 
     Raises:
@@ -201,9 +201,9 @@ class TraceFile(_Trace):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, observe: Observer = warn_user, clock: Callable[[], float] = time.time
+        self, path: str | os.PathLike[str], *, on_event: Observer = warn_user, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(observe=observe, clock=clock)
+        super().__init__(on_event=on_event, clock=clock)
         try:
             self._file: IO[str] = TextIOWrapper(open_private(Path(path), "wb"), encoding="utf-8")
         except OSError as error:
@@ -273,14 +273,14 @@ class OpenTelemetryTrace(_Trace):
 
     Args:
         tracer: a tracer, as ``opentelemetry.trace.get_tracer(...)`` gives it; where its spans go is its own affair.
-        observe: observer that is told of each event too; by default warnings reach the user, as without a trace.
+        on_event: observer that is told of each event too; by default warnings reach the user, as without a trace.
         clock: seconds since 1970.
     """
 
     def __init__(
-        self, tracer: _Tracer, *, observe: Observer = warn_user, clock: Callable[[], float] = time.time
+        self, tracer: _Tracer, *, on_event: Observer = warn_user, clock: Callable[[], float] = time.time
     ) -> None:
-        super().__init__(observe=observe, clock=clock)
+        super().__init__(on_event=on_event, clock=clock)
         self._tracer = tracer
         self._epoch: _OpenSpan | None = None
 

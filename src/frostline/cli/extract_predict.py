@@ -82,12 +82,12 @@ def extract(job: JobSettings, out: Path, part_size: int, executor: str | None, a
         on_ray=executor == "ray",
     )
     ray = on_ray() if settings.on_ray else nullcontext()
-    with ray, progress() as observe, begin(settings.job, observe) as begun:
+    with ray, progress() as on_event, begin(settings.job, on_event) as begun:
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
             from frostline.training.extract import extract as run
 
-        done = run(settings, observe, begun=begun, began_at=click.get_current_context().obj)
+        done = run(settings, on_event, begun=begun, began_at=click.get_current_context().obj)
     if as_json:
         print_json(done.to_json())
         return

@@ -17,6 +17,7 @@ from frostline.cli.options import (
 )
 from frostline.cli.show import ProgressBar, bar, print_json, print_table, say
 from frostline.cli.units import SHARES
+from frostline.core.config import MANIFEST_LOCATIONS
 from frostline.core.units import in_bytes, in_seconds
 
 if TYPE_CHECKING:
@@ -63,9 +64,12 @@ _MAX_SHOWN = 10
     help="Seed for drawing the parts; the same seed gives the same parts.",
 )
 @click.option(
-    "--beside",
-    is_flag=True,
-    help="Keep the manifest and splits in the data's own folder, so that everyone who reads the data finds them.",
+    "--manifest-location",
+    type=click.Choice(MANIFEST_LOCATIONS),
+    default=MANIFEST_LOCATIONS[0],
+    show_default=True,
+    help="Where the manifest and splits of a local folder are kept: data puts them into the folder itself, so that "
+    "everyone who reads the data finds them; auto uses your cache folder.",
 )
 @click.option("--check", "checks", is_flag=True, help="Read every sample and report unreadable ones and duplicates.")
 @as_json
@@ -74,14 +78,14 @@ def index(
     format: str | None,
     label: str | None,
     relist: bool,
-    changed: str,
+    on_change: str,
     near: tuple[str, ...],
     where: str | None,
     shares: Mapping[str, float] | None,
     by: str | None,
     column: str | None,
     seed: int,
-    beside: bool,
+    manifest_location: str,
     checks: bool,
     as_json: bool,
 ) -> None:
@@ -92,7 +96,15 @@ def index(
     it; use them by train --split. With --near the node lists the data, so this machine needs no credentials for the
     store, and splits are kept in the cache folder.
     """
-    whole = _listed(data, format=format, label=label, relist=relist, changed=changed, near=near, beside=beside)
+    whole = _listed(
+        data,
+        format=format,
+        label=label,
+        relist=relist,
+        on_change=on_change,
+        near=near,
+        manifest_location=manifest_location,
+    )
     dataset = whole if where is None else whole.select(where)
     if shares is not None:
         whole.save_splits(dataset.split(shares, seed, by=by))
@@ -118,7 +130,7 @@ def _listed(data: str, **how: Any) -> "Dataset":
     from frostline.datasets import Dataset
 
     with ProgressBar() as progress:
-        dataset = Dataset(data, **how, targets=(), observe=progress)
+        dataset = Dataset(data, **how, targets=(), on_event=progress)
         _ = dataset.samples  # which lists it
     return dataset
 

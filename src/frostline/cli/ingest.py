@@ -107,7 +107,7 @@ def ingest(
     source_format: str | None,
     label: str | None,
     relist: bool,
-    changed: str,
+    on_change: str,
     where: str | None,
     executor: str | None,
     as_json: bool,
@@ -125,7 +125,7 @@ def ingest(
 
     if executor and any(url.startswith("memory://") for url in (source, destination)):
         raise SettingError("memory:// is that of one process, and tasks of Ray are others: name a folder or a store")
-    data = Dataset(source, format=source_format, label=label, relist=relist, changed=changed)
+    data = Dataset(source, format=source_format, label=label, relist=relist, on_change=on_change)
     data = data if where is None else data.select(where)
     if format == "ready":
         _ready(data, destination, executor, as_json=as_json, **options)
@@ -137,7 +137,7 @@ def ingest(
 def _working(executor: str | None) -> Iterator[dict[str, Any]]:
     """Show progress meanwhile; give whom to tell of it, and who makes the parts."""
     with on_ray() if executor else nullcontext() as ray, ProgressBar() as progress:
-        yield {"observe": progress, **({} if ray is None else {"runner": _by(ray)})}
+        yield {"on_event": progress, **({} if ray is None else {"runner": _by(ray)})}
 
 
 def _by(ray: Any) -> "PartRunner":

@@ -112,7 +112,7 @@ def progress() -> AbstractContextManager[Observer]:
 def _traced(observing: AbstractContextManager[Observer], path: Path) -> Iterator[Observer]:
     from frostline.callbacks.traces import TraceFile
 
-    with observing as observe, TraceFile(path, observe=observe) as trace:
+    with observing as on_event, TraceFile(path, on_event=on_event) as trace:
         yield trace
 
 

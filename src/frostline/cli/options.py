@@ -220,7 +220,7 @@ label_option = click.option(
     help="Column whose values are the labels, such as category. Default: the one named label, cls or class.",
 )
 changed_option = click.option(
-    "--changed",
+    "--on-change",
     type=click.Choice(CHANGED),
     default=CHANGED[0],
     show_default=True,
@@ -266,8 +266,8 @@ def _names(text: str) -> tuple[str, ...]:
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Data": _names(
         """source destination run steps data roots format source_format column label where split shares by relist
-        list_locally changed beside checks samples tokenizer max_length max_skipped_fraction allow_nonfinite resize
-        preprocess dtype follow_links listing_memory max_listed max_manifest"""
+        list_locally on_change manifest_location checks samples tokenizer max_length max_skipped_fraction
+        allow_nonfinite resize preprocess dtype follow_links listing_memory max_listed max_manifest"""
     ),
     "Network": _names("model until weights weight_folders accuracy policy rule cut codec engines"),
     "Node": _names(

@@ -406,16 +406,16 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
     elif resume is None and RunConfig.is_in(out):
         require_ended(out)
         note(f"{out} has an earlier run, which this one replaces")
-    with progress() as observe, begin(job, observe, min_classes=2) as begun:
+    with progress() as on_event, begin(job, on_event, min_classes=2) as begun:
         for warning in setup_warnings(resume) if resume is not None else ():
-            observe(warning)
+            on_event(warning)
         # Brings PyTorch, which the node imports at the same time.
         with collector_rests():
             from frostline.training.run import train as run
 
         report = run(
             settings,
-            observe,
+            on_event,
             begun=begun,
             began_at=click.get_current_context().obj,
             options=options,

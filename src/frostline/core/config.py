@@ -177,6 +177,9 @@ BATCHING = ("fair", "hapi", "fixed")
 CHANGED = ("skip", "rebuild", "refuse")
 """What a job does about objects that are not what they were when they were listed; see ``datasets.Dataset``."""
 
+MANIFEST_LOCATIONS = ("auto", "data")
+"""Where manifests and splits are kept; see ``datasets.Dataset``."""
+
 TUNING = ("auto", "fixed", "prisma")
 """Rules by which a loader's window gets its bounds: its own, none, and one to compare with."""
 # As many as the window had before it was tuned: enough for a link within a building, and no storm for a small store.

@@ -23,9 +23,9 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("freeze_to", "freeze_until", "frozen_until", "layer", "layers"), ("until", "freeze")),
     **dict.fromkeys(("data_dir", "data_files", "data_path", "dataset", "path", "root", "uri"), ("url", "data")),
     **dict.fromkeys(("feature_extractor", "image_processor", "processor"), ("transform",)),
-    **dict.fromkeys(("callback", "callbacks", "on_event"), ("observe",)),
-    **dict.fromkeys(("manifest_location", "save_manifest"), ("beside",)),
-    **dict.fromkeys(("on_change", "on_changed"), ("changed",)),
+    **dict.fromkeys(("callback", "callbacks", "observe", "observer"), ("on_event",)),
+    **dict.fromkeys(("beside", "save_manifest"), ("manifest_location",)),
+    **dict.fromkeys(("changed", "on_changed"), ("on_change",)),
     **dict.fromkeys(("dtype", "precision"), ("accuracy",)),
     **dict.fromkeys(
         (

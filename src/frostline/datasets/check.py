@@ -151,7 +151,7 @@ class Checked:
         return {**asdict(self), "surplus": self.surplus}
 
 
-def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> Checked:
+def check(data: Dataset, on_event: Observer, *, progress: Path | None = None) -> Checked:
     """Read and decode every sample, several at a time.
 
     Only samples of equal size can have equal bytes, so only those are hashed. Memory is that of the images in work, and
@@ -161,7 +161,7 @@ def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> 
 
     Args:
         data: all of it, or the part that matters.
-        observe: observer that is told of progress, and of every sample that cannot be read.
+        on_event: observer that is told of progress, and of every sample that cannot be read.
         progress: folder for what is kept; by default one in the user's cache folder.
 
     Raises:
@@ -170,18 +170,18 @@ def check(data: Dataset, observe: Observer, *, progress: Path | None = None) -> 
     """
     require_one_part(data)
     started = time.perf_counter()
-    observe(PhaseStarted(name="checking the samples"))
+    on_event(PhaseStarted(name="checking the samples"))
     kept = CheckProgress((progress or cache_folder() / "checks") / f"{data.digest}.jsonl")
     work = _Check(data)
     with ExitStack() as stack:
         threads: Workers[Skipped | bytes | None] = Workers(reader_of(data, maximum=_THREADS), _THREADS, stack)
         for piece in kept.read_previous() if work.is_versioned else ():
-            work.take(piece, observe)
+            work.take(piece, on_event)
         while work.done < len(data):
             piece = work.next_piece(threads)
             if work.is_versioned:
                 kept.add(piece)
-            work.take(piece, observe)
+            work.take(piece, on_event)
     kept.remove()
     return Checked(
         samples=len(data),
@@ -210,15 +210,15 @@ class _Check:
         versions = self._data.samples.versions
         return bool(len(versions)) and bool(versions[0])
 
-    def take(self, piece: CheckedRows, observe: Observer) -> None:
+    def take(self, piece: CheckedRows, on_event: Observer) -> None:
         """Take in what was found, now or by an earlier run."""
         for row, digest in piece.digests.items():
             self._rows_by_digest[digest].append(row)
         for sample in piece.unreadable:
             self.unreadable.append(sample)
-            observe(SampleSkipped(id=sample.id, object=sample.object, reason=sample.reason))
+            on_event(SampleSkipped(id=sample.id, object=sample.object, reason=sample.reason))
         self.done = piece.stop
-        observe(ProgressMade(done=self.done, total=len(self._data)))
+        on_event(ProgressMade(done=self.done, total=len(self._data)))
 
     def next_piece(self, threads: "Workers[Skipped | bytes | None]") -> CheckedRows:
         """Read some hundred samples more."""

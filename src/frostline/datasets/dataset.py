@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core import URLS, Samples, SampleTable, Skipped
-from frostline.core.config import CHANGED, cache_folder, describe_value
+from frostline.core.config import CHANGED, MANIFEST_LOCATIONS, cache_folder, describe_value
 from frostline.core.errors import DataError, SampleError, SettingError
 from frostline.core.events import Observer
 from frostline.core.hints import Hinting, HintingType, add_hints, data_hint, suggest_names
@@ -137,8 +137,8 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         url: ``s3://bucket/prefix``, ``file:///folder``, a plain path, ``cql://user@host/keyspace/table``,
             ``memory://name``, or ``hf:OWNER/DATASET``: the Parquet files of a data set of the Hugging Face hub.
         cache: folder for manifests and splits that are not kept beside the data. Default: the user's cache folder.
-        beside: True keeps manifests and splits of a local folder in its subfolder ``.frostline``, for everyone who
-            reads the data.
+        manifest_location: "auto" keeps manifests and splits beside the data in an object store, and those of a local
+            folder in ``cache``; "data" keeps these in the folder's own subfolder ``.frostline``, for all its readers.
         format: name of the data's format, if files of several formats are there. Default: recognised by the names of
             the files.
         column: column of Parquet files that holds the samples (texts, lists of numbers, encoded images or sounds); or a
@@ -147,7 +147,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             format, or the column named ``label``, ``cls`` or ``class``.
         relist: False reuses the last manifest without listing the data, which takes no time for any number of objects.
             Objects that have changed since are noticed when they are read.
-        changed: policy for objects that have changed since they were listed; their samples are never used. ``skip``
+        on_change: policy for objects that have changed since they were listed; their samples are never used. ``skip``
             leaves them out, names and counts them. ``rebuild`` also lists the data again when a job begins. ``refuse``
             raises an error if the listing differs from the last manifest, and ends a job at the first changed sample.
         targets: column whose values become ``batch.targets`` (whole numbers, floats, texts, lists of these, or lists of
@@ -159,7 +159,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         near: URL of a node, or several, of which the first that serves the data lists it, so that this machine needs no
             credentials for the store. Jobs on these samples use the same nodes unless they are given others.
         token: secret that identifies this user to that node. Default: ``FROSTLINE_TOKEN``. Never shown or logged.
-        observe: function that is called with events about the progress of the listing and the files that it leaves out.
+        on_event: function that is called with events about the listing: its progress, and files that are left out.
             Default: files left out are logged as a warning of the logger ``frostline``.
 
     Attributes:
@@ -170,7 +170,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         DataNotFound: data of the Hugging Face hub is not in its cache and cannot be downloaded.
 
     The property that lists the data may raise ``DataNotFound``, ``EmptyDataset``, ``AccessDenied``, ``OutOfSpace``,
-    ``StoreUnavailable`` or, with ``changed="refuse"``, ``DataChanged``; with ``near`` also ``Refused`` or
+    ``StoreUnavailable`` or, with ``on_change="refuse"``, ``DataChanged``; with ``near`` also ``Refused`` or
     ``NodeUnreachable``.
     """
 
@@ -180,32 +180,34 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         url: str | Path,
         *,
         cache: Path | str | None = None,
-        beside: bool = False,
+        manifest_location: str = MANIFEST_LOCATIONS[0],
         format: str | None = None,
         column: str | Mapping[str, str] | None = None,
         label: str | None = None,
         relist: bool = True,
-        changed: str = CHANGED[0],
+        on_change: str = CHANGED[0],
         targets: str | MultiLabel | Sequence[str | MultiLabel] | None = None,
         transform: Transform | None = None,
         near: str | Sequence[str] | None = None,
         token: str | None = None,
-        observe: Observer = log_left_out,
+        on_event: Observer = log_left_out,
     ) -> None:
-        if changed not in CHANGED:
-            raise SettingError(
-                f"changed is one of {', '.join(CHANGED)}, not {changed!r}{suggest_names(changed, CHANGED)}"
-            )
+        for name, value, known in (
+            ("on_change", on_change, CHANGED),
+            ("manifest_location", manifest_location, MANIFEST_LOCATIONS),
+        ):
+            if value not in known:
+                raise SettingError(f"{name} is one of {', '.join(known)}, not {value!r}{suggest_names(value, known)}")
         if not isinstance(url, str | Path):
             raise SettingError(f"url takes a path or a URL, not {describe_value(url)}{data_hint(url)}")
         self._url = canonical_url(str(url), near)
         format = format_with(format, column)
         self._asked: dict[str, Any] = {
             "cache": cache,
-            "beside": beside,
+            "manifest_location": manifest_location,
             "format": format,
             "relist": relist,
-            "changed": changed,
+            "on_change": on_change,
             "near": ManifestSource.nodes(near),
             "token": token,
         }
@@ -218,12 +220,12 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         self._process = os.getpid()
         self._label = label
         self._declared, self._is_single = checked_targets(targets)
-        self._observe = observe
+        self._on_event = on_event
         self._selected: Selection | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # Who is told of a listing stays in this process, and so do connections.
-        return {**self.__dict__, "_observe": log_left_out, "_reader": None}
+        return {**self.__dict__, "_on_event": log_left_out, "_reader": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _process=os.getpid())
@@ -262,10 +264,10 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
     def selection(self) -> Selection:
         """The whole manifest and the rows of it that are in this data set, for other parts of Frostline."""
         if self._selected is None:
-            whole = self.source.manifest(self._observe)
+            whole = self.source.manifest(self._on_event)
             left = describe_left_out(self._url, whole.left_out)
             if left is not None:
-                self._observe(left)
+                self._on_event(left)
             if self._label is not None:
                 whole = relabel(whole, self._label, self._url)
             if not self.declares_targets and self._label is None:
@@ -318,13 +320,13 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         return self._with(None)
 
     def refresh(self) -> "Dataset":
-        """These samples as listed now, with ``changed="rebuild"``; otherwise this data set unchanged.
+        """These samples as listed now, with ``on_change="rebuild"``; otherwise this data set unchanged.
 
         A subset keeps its samples, without those that have been removed; new samples are in no subset.
         """
-        if self.source.changed != "rebuild" or (self._selected is None and self.source.relist):
+        if self.source.on_change != "rebuild" or (self._selected is None and self.source.relist):
             return self
-        now = Dataset(self._url, **{**self._asked, "relist": True}, observe=self._observe)
+        now = Dataset(self._url, **{**self._asked, "relist": True}, on_event=self._on_event)
         if self._selected is None or self._selected.rows is None:
             return now
         return now.take(rows_of_ids(now.samples.ids, self.samples.ids))

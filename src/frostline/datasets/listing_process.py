@@ -106,7 +106,7 @@ def _list(orders: _Orders) -> ManifestHead:
         relist=orders.relist,
         refuses_changes=orders.refuses_changes,
         only_within=True,
-        observe=_Teller(orders.data, orders.max_samples) if orders.relist else null_observer,
+        on_event=_Teller(orders.data, orders.max_samples) if orders.relist else null_observer,
     )
     if len(manifest.samples) > orders.max_samples:
         raise _too_many(orders.data, f"{len(manifest.samples):,} samples", orders.max_samples)

@@ -229,26 +229,26 @@ def changes_in_words(
     return ", ".join(filter(None, said)) or "other objects lie beside those that it names"
 
 
-def refusing_observer(changed: str, observe: Observer) -> Observer:
+def refusing_observer(on_change: str, on_event: Observer) -> Observer:
     """An observer of what reads a data set, which raises where a sample has changed and the data set refuses that.
 
     Args:
-        changed: the data set's choice.
-        observe: observer that is told every event first.
+        on_change: the data set's choice.
+        on_event: observer that is told every event first.
     """
 
     def watch(event: Event) -> None:
-        observe(event)
+        on_event(event)
         if isinstance(event, SampleSkipped) and event.changed:
             raise refusal_of(event.object)
 
-    return watch if changed == "refuse" else observe
+    return watch if on_change == "refuse" else on_event
 
 
 def refusal_of(object: str) -> DataChanged:
     """What is raised where an object is met that has changed since it was listed."""
     return DataChanged(
-        f"{object} is not what it was when it was listed, which is refused; changed='rebuild' (--changed rebuild) "
+        f"{object} is not what it was when it was listed, which is refused; on_change='rebuild' (--on-change rebuild) "
         "takes the data as it is when a job begins, 'skip' leaves out what has changed"
     )
 
@@ -297,24 +297,24 @@ _FOLDERS_AT_ONCE = 16
 _SAID_EVERY = 10_000
 
 
-def list_all(store: Listable, observe: Observer) -> Entries:
+def list_all(store: Listable, on_event: Observer) -> Entries:
     """Every object of a store, in the order of their names. Memory is that of their columns, and for a while of two.
 
     Args:
         store: the store to list.
-        observe: observer that is told how many objects were found by now.
+        on_event: observer that is told how many objects were found by now.
 
     Raises:
         DataNotFound: the root is not there.
         AccessDenied: the store refused.
         StoreUnavailable: asking again may help.
     """
-    observe(PhaseStarted(name="listing the data"))
-    parts = _by_folders(store, observe) if isinstance(store, Sectioned) else [_at_once(store, observe)]
+    on_event(PhaseStarted(name="listing the data"))
+    parts = _by_folders(store, on_event) if isinstance(store, Sectioned) else [_at_once(store, on_event)]
     return Entries.concatenate(parts)
 
 
-def _by_folders(store: Sectioned, observe: Observer) -> list[Entries]:
+def _by_folders(store: Sectioned, on_event: Observer) -> list[Entries]:
     entries, folders = store.sections()
     found, count = [Entries.of(entries)], len(entries)
     with ThreadPoolExecutor(_FOLDERS_AT_ONCE, "frostline-list") as threads:
@@ -324,21 +324,21 @@ def _by_folders(store: Sectioned, observe: Observer) -> list[Entries]:
                 asked.discard(future)  # which holds what it found
                 found.append(Entries.of(future.result()))
                 count += len(found[-1])
-                observe(ProgressMade(done=count, total=0))
+                on_event(ProgressMade(done=count, total=0))
         finally:
             threads.shutdown(cancel_futures=True)
     return found
 
 
-def _at_once(store: Listable, observe: Observer) -> Entries:
-    return Entries.of(_observed(store.list(), observe))
+def _at_once(store: Listable, on_event: Observer) -> Entries:
+    return Entries.of(_observed(store.list(), on_event))
 
 
-def _observed(entries: Iterable[Entry], observe: Observer) -> Iterator[Entry]:
+def _observed(entries: Iterable[Entry], on_event: Observer) -> Iterator[Entry]:
     for number, entry in enumerate(entries, 1):
         yield entry
         if number % _SAID_EVERY == 0:
-            observe(ProgressMade(done=number, total=0))
+            on_event(ProgressMade(done=number, total=0))
 
 
 def null_observer(event: Event) -> None:
@@ -401,7 +401,7 @@ def load_manifest(
     refuses_changes: bool = False,
     looks_elsewhere: bool = False,
     only_within: bool = False,
-    observe: Observer = null_observer,
+    on_event: Observer = null_observer,
 ) -> Manifest:
     """List a store, and find the manifest of that listing or build it.
 
@@ -420,7 +420,7 @@ def load_manifest(
         refuses_changes: a listing that differs from that of the manifest that was built last is refused.
         looks_elsewhere: objects that the data names and that lie elsewhere are asked for again, and count as listed.
         only_within: data whose samples may lie elsewhere than in the store is refused before any of it is looked at.
-        observe: observer that is told how far the listing is, and what is built.
+        on_event: observer that is told how far the listing is, and what is built.
 
     Raises:
         Forbidden: the samples may lie elsewhere, and that is refused.
@@ -440,7 +440,7 @@ def load_manifest(
     with ThreadPoolExecutor(1, "frostline-manifest") as meanwhile:
         # Mostly the listing is the last one again: its manifest is read meanwhile, which spares some round trips.
         likely = meanwhile.submit(manifests.last_manifest)
-        entries, unreadable = split_unreadable(list_all(store, observe), store.url)
+        entries, unreadable = split_unreadable(list_all(store, on_event), store.url)
         chosen = format_of(entries) if format is None else format_named(format)
         _check_within(store, is_refused=only_within and isinstance(chosen, ExternalReferences))
         digest = chosen.digest(entries)
@@ -450,7 +450,7 @@ def load_manifest(
         kept = manifests.of_listing(chosen, digest, sizes)
     elsewhere = _NO_CHANGES
     if kept is not None and looks_elsewhere and isinstance(chosen, ExternalReferences):
-        observe(PhaseStarted(name="asking for objects elsewhere"))
+        on_event(PhaseStarted(name="asking for objects elsewhere"))
         listed_then = external_entries(kept.columns.table, store.url)
         elsewhere = changes_elsewhere(listed_then, chosen.find_current(listed_then))
     if kept is not None and not any(elsewhere):
@@ -463,10 +463,10 @@ def load_manifest(
     if refuses_changes and before is not None:
         raise DataChanged(
             f"{store.url} is not what it was when its manifest was built, which is refused: "
-            f"{changes_in_words(before.table, before.reading, store.url, entries, elsewhere)}; changed='rebuild' "
-            "(--changed rebuild) takes it as it is now"
+            f"{changes_in_words(before.table, before.reading, store.url, entries, elsewhere)}; on_change='rebuild' "
+            "(--on-change rebuild) takes it as it is now"
         )
-    observe(PhaseStarted(name="building the manifest"))
+    on_event(PhaseStarted(name="building the manifest"))
     listed = chosen.read(store, entries, before)
     _check_within(store, is_refused=only_within and listed.reading == URLS)
     objects = (*unreadable, *_left_out_of(listed, chosen, entries, store.url))

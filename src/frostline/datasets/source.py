@@ -313,7 +313,7 @@ class NodeListing:
         data: URL of the data set's root.
         format: see ``Dataset``.
         relist: False reuses the last manifest, see ``Dataset``.
-        changed: policy for changed objects, see ``Dataset``.
+        on_change: policy for changed objects, see ``Dataset``.
         cache: folder in which manifests are kept.
         token: secret with which to ask the node; None takes ``FROSTLINE_TOKEN``.
         sleep: function that waits so many seconds.
@@ -323,16 +323,16 @@ class NodeListing:
     data: str
     format: str | None
     relist: bool
-    changed: str
+    on_change: str
     cache: Path
     token: str | None = field(default=None, repr=False)
     sleep: Callable[[float], None] = time.sleep
 
-    def manifest(self, observe: Observer) -> Manifest:
+    def manifest(self, on_event: Observer) -> Manifest:
         """The manifest, from the first node that answers; those that hang or are not ready are asked last.
 
         Args:
-            observe: observer that is told how far the node is.
+            on_event: observer that is told how far the node is.
 
         Raises:
             DataError: The node found the data to be wrong; the sentence says what.
@@ -348,7 +348,7 @@ class NodeListing:
         for url, head_s in [*((url, _HEAD_S) for url in urls[:-1]), *((url, _SILENCE_S) for url in reversed(urls))]:
             began = time.monotonic()
             try:
-                return self._from(url, observe, min(head_s, round(left_s, 1)))
+                return self._from(url, on_event, min(head_s, round(left_s, 1)))
             except _ITS_OWN as error:
                 failures.append(error)
                 left_s -= (time.monotonic() - began) if isinstance(error, NodeUnreachable) else 0.0
@@ -360,26 +360,26 @@ class NodeListing:
             raise NodeUnreachable(f"none of {len(urls)} nodes lists the data: {failures[-1]}")
         raise answered or failures[0]
 
-    def _from(self, url: str, observe: Observer, head_s: float) -> Manifest:
+    def _from(self, url: str, on_event: Observer, head_s: float) -> Manifest:
         waited_s = 0.0
         while True:
             try:
-                return self._asked(url, observe, head_s)
+                return self._asked(url, on_event, head_s)
             except Overloaded as error:
                 if waited_s >= _BUSY_S:
                     raise
-                observe(PhaseStarted(name="waiting for the node to list the data"))
+                on_event(PhaseStarted(name="waiting for the node to list the data"))
                 self.sleep(error.retry_after_s)
                 waited_s += error.retry_after_s
 
-    def _asked(self, url: str, observe: Observer, head_s: float) -> Manifest:
+    def _asked(self, url: str, on_event: Observer, head_s: float) -> Manifest:
         settings = LoaderSettings()
         token = self.token or settings.token
         connections = Connections(url, deadline_s=min(settings.deadline_s, _SILENCE_S), max_idle=0)
         exchange = Exchange(connections, url)
         known = self._known()
         request = ListingRequest(
-            data=self.data, format=self.format, relist=self.relist, changed=self.changed, known=tuple(known)
+            data=self.data, format=self.format, relist=self.relist, on_change=self.on_change, known=tuple(known)
         )
         message = Message(
             method="POST",
@@ -390,7 +390,7 @@ class NodeListing:
         try:
             with time_limit(head_s, exchange.break_off, url):
                 _begin(exchange, message, url)
-            return self._received(exchange, _head(exchange, known, observe))
+            return self._received(exchange, _head(exchange, known, on_event))
         except BaseException:
             exchange.break_off()
             raise
@@ -532,7 +532,7 @@ def _begin(exchange: Exchange, message: Message, url: str) -> None:
         raise _refusal(status, exchange.read_all(), url)
 
 
-def _head(exchange: Exchange, known: Sequence[str], observe: Observer) -> ManifestHead:
+def _head(exchange: Exchange, known: Sequence[str], on_event: Observer) -> ManifestHead:
     """What the node says of the manifest, once it has listed the data."""
     while line := exchange.read_line():
         if not line.strip():  # it only says that the node is there
@@ -547,7 +547,7 @@ def _head(exchange: Exchange, known: Sequence[str], observe: Observer) -> Manife
             raise failure_from_json(value)
         event = event_from_line(value)
         if event is not None:
-            observe(event)
+            on_event(event)
     raise NodeUnreachable("the node broke off before it had listed the data")
 
 
@@ -604,47 +604,53 @@ class ManifestSource:
     Attributes:
         url: the canonical URL of its root.
         cache: folder for what does not lie beside the data.
-        beside: see ``Dataset``.
+        manifest_location: see ``Dataset``.
         format: name of the format, see ``Dataset``.
         relist: False reuses the last manifest, see ``Dataset``.
-        changed: policy for changed objects, see ``Dataset``.
+        on_change: policy for changed objects, see ``Dataset``.
         near: addresses of the nodes that list it; none where it is listed here.
         token: see ``Dataset``.
     """
 
     url: str
     cache: Path
-    beside: bool
+    manifest_location: str
     format: str | None
     relist: bool
-    changed: str
+    on_change: str
     near: tuple[str, ...]
     token: str | None = field(repr=False)
 
     def __post_init__(self) -> None:
-        if self.near and self.beside:
-            raise SettingError("a node keeps manifests where it can: beside= is for whoever lists a folder themselves")
+        if self.near and self._is_in_data:
+            raise SettingError(
+                "a node keeps manifests where it can: manifest_location= is for whoever lists a folder themselves"
+            )
+
+    @property
+    def _is_in_data(self) -> bool:
+        return self.manifest_location == "data"
 
     @staticmethod
     def nodes(near: str | Sequence[str] | None) -> tuple[str, ...]:
         """Addresses of nodes, as ``near=`` takes them; see ``_node_urls`` for what may be raised."""
         return () if near is None else _node_urls(near)
 
-    def manifest(self, observe: Observer) -> Manifest:
+    def manifest(self, on_event: Observer) -> Manifest:
         """List the data here, or have a node list it; see ``load_manifest`` and ``NodeListing``."""
         if self.near:
-            asked = {name: getattr(self, name) for name in ("format", "relist", "changed", "cache", "token")}
-            return NodeListing(nodes=self.near, data=self.url, **asked).manifest(observe)
+            asked = {name: getattr(self, name) for name in ("format", "relist", "on_change", "cache", "token")}
+            return NodeListing(nodes=self.near, data=self.url, **asked).manifest(on_event)
         try:
             return load_manifest(
                 open_store(self.url),
                 cache=self.cache,
-                beside=self.beside,
+                beside=self._is_in_data,
                 format=self.format,
                 relist=self.relist,
-                refuses_changes=self.changed == "refuse",
-                looks_elsewhere=self.changed != "skip",
-                observe=observe,
+                refuses_changes=self.on_change == "refuse",
+                looks_elsewhere=self.on_change != "skip",
+                on_event=on_event,
             )
         except DataNotFound as error:
             raise DataNotFound(f"{error}{_folder_meant(self.url)}") from error
@@ -654,7 +660,7 @@ class ManifestSource:
         store = None if self.near else open_store(self.url)
         size = len(manifest.samples)
         digest = manifest.listing or manifest.digest
-        return NamedSplits(store, self.cache, digest, size, beside=self.beside, given=manifest.saved)
+        return NamedSplits(store, self.cache, digest, size, beside=self._is_in_data, given=manifest.saved)
 
     def require_store(self) -> None:
         """Do nothing where the data's own store is asked.

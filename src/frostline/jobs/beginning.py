@@ -84,7 +84,7 @@ def begin(
     if context.settings.measure_first or policy != "best" or context.cut is not None:
         refused = network.ship(context)
         context.shipment.settle(refused)
-        context.asking.observe(PhaseStarted(name=_MEASURING if context.accuracy == EXACT else _TRYING))
+        context.asking.on_event(PhaseStarted(name=_MEASURING if context.accuracy == EXACT else _TRYING))
         situation = network.situate(context, nodes, lacking, refused)
         engine.choice = EngineChoice.of(situation.store)
         plan = make_plan(situation, policy) if context.cut is None else plan_at_cut(situation, context.cut, codec)
@@ -149,9 +149,9 @@ def _at_once(
 
     def tell(event: Event) -> None:
         """A warning belongs to the loop's thread, where Python's filters and the user's own observer expect it."""
-        (measuring.tell if isinstance(event, SetupWarning) else context.asking.observe)(event)
+        (measuring.tell if isinstance(event, SetupWarning) else context.asking.on_event)(event)
 
-    beside = replace(context, asking=replace(context.asking, observe=tell))
+    beside = replace(context, asking=replace(context.asking, on_event=tell))
 
     def measure(cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
         def let_pass() -> None:
@@ -174,7 +174,7 @@ def _at_once(
             both_sides.open(line)
 
     def trial(cancellation: Cancellation, now: Left) -> Measurements:
-        context.asking.observe(PhaseStarted(name="trying an engine"))
+        context.asking.on_event(PhaseStarted(name="trying an engine"))
         made = network.engine(context, cancellation, now.samples)
         kept.put(made)
         engine.choice = made.choice
@@ -210,12 +210,12 @@ def pays_for_trial(left: Left, trial_s: float | None) -> bool:
 
 def _soon(context: JobContext, measuring: Measuring) -> Measurements | None:
     """The node's engine, where it is found in a moment, so that all samples have it; else None."""
-    context.asking.observe(PhaseStarted(name="trying an engine"))
+    context.asking.on_event(PhaseStarted(name="trying an engine"))
     match measuring.begin(wait_s=_SOON_S):
         case Measurements() as found:
             return found
         case MeasurementFailed() as failed:
-            context.asking.observe(failed)
+            context.asking.on_event(failed)
     return None
 
 

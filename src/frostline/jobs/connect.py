@@ -34,7 +34,7 @@ def reach(
     node: NodeSettings,
     left_out: Callable[[str, str, EngineNotReady], None],
     stack: ExitStack,
-    observe: Observer = _nobody,
+    on_event: Observer = _nobody,
 ) -> Transport:
     """The way to the nodes, or to one of this process.
 
@@ -45,7 +45,7 @@ def reach(
         node: settings of the node in this process.
         left_out: function that is told of a node that cannot run an engine, by its URL.
         stack: stack that closes what was made.
-        observe: observer that is told which nodes come and go.
+        on_event: observer that is told which nodes come and go.
 
     Raises:
         Refused: No node speaks a protocol of this version.
@@ -58,7 +58,7 @@ def reach(
             make=partial(_way, settings=settings),
             probe=partial(_way, settings=probing),
             left_out=left_out,
-            watch=_watch(observe),
+            watch=_watch(on_event),
             patience_s=settings.retry_for_s / 2,
         )
         return stack.enter_context(several)
@@ -94,13 +94,13 @@ def members_of(transport: Transport, nodes: Sequence[str]) -> Sequence[str]:
     return transport.members if isinstance(transport, BalancedTransport) else nodes
 
 
-def _watch(observe: Observer) -> NodeWatch:
+def _watch(on_event: Observer) -> NodeWatch:
     return NodeWatch(
-        joined=lambda url: observe(NodeJoined(url=url)),
-        left=lambda url, why: observe(NodeLeft(url=url, reason=why)),
-        lost=lambda url, why: observe(NodeLost(url=url, reason=why)),
-        back=lambda url: observe(NodeBack(url=url)),
-        refused=lambda url, why: observe(SetupWarning(reason=f"a node is left out, {url}: {why}")),
+        joined=lambda url: on_event(NodeJoined(url=url)),
+        left=lambda url, why: on_event(NodeLeft(url=url, reason=why)),
+        lost=lambda url, why: on_event(NodeLost(url=url, reason=why)),
+        back=lambda url: on_event(NodeBack(url=url)),
+        refused=lambda url, why: on_event(SetupWarning(reason=f"a node is left out, {url}: {why}")),
     )
 
 

@@ -240,7 +240,7 @@ class Trained:
     head_s: float
 
 
-def train_beside(transport: TrainsBeside, assignment: Assignment, observe: Observer) -> Trained:
+def train_beside(transport: TrainsBeside, assignment: Assignment, on_event: Observer) -> Trained:
     """Train the head of an assignment on a node; its tensors, the user's own, hold what was learned afterwards.
 
     Raises:
@@ -248,9 +248,9 @@ def train_beside(transport: TrainsBeside, assignment: Assignment, observe: Obser
         Unavailable: The node is busy, or went away.
         KeyboardInterrupt: Ctrl-C; what was learned by then has come back.
     """
-    observe(PhaseStarted(name="sending the head"))
+    on_event(PhaseStarted(name="sending the head"))
     with transport.train(assignment.prefix, write_assignment(assignment)) as training:
-        last, is_interrupted = _followed(training, observe)
+        last, is_interrupted = _followed(training, on_event)
         failure = _failure(last)
         if failure is not None:
             raise failure
@@ -261,7 +261,7 @@ def train_beside(transport: TrainsBeside, assignment: Assignment, observe: Obser
     return Trained(is_whole=last.get("is_whole") is True, head_s=_seconds(last.get("head_s")))
 
 
-def _followed(training: BesideTraining, observe: Observer) -> tuple[dict[str, Any], bool]:
+def _followed(training: BesideTraining, on_event: Observer) -> tuple[dict[str, Any], bool]:
     """Pass on what happens to its end; the first Ctrl-C asks for one, the second does not wait for it."""
     is_interrupted = False
     last: dict[str, Any] | None = None
@@ -272,7 +272,7 @@ def _followed(training: BesideTraining, observe: Observer) -> tuple[dict[str, An
                     last = value
                 event = event_from_json(value)
                 if event is not None:
-                    observe(event)
+                    on_event(event)
             break
         except KeyboardInterrupt:
             if is_interrupted:

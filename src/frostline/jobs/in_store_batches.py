@@ -29,16 +29,16 @@ class InStoreLoaders:
         assignment: the samples and the head.
         transport: the transport to the node that holds the prefix.
         settings: the way to ask.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
     """
 
     def __init__(
-        self, assignment: Assignment, transport: Transport, settings: LoaderSettings, observe: Observer
+        self, assignment: Assignment, transport: Transport, settings: LoaderSettings, on_event: Observer
     ) -> None:
         self._assignment = assignment
         self._transport = transport
         self._settings = settings
-        self._collector = StatisticsCollector(observe, max_skipped=assignment.max_skipped)
+        self._collector = StatisticsCollector(on_event, max_skipped=assignment.max_skipped)
         self._dealer = _Straight(
             route=Route(assignment.cut),
             rows=settings.samples_per_request,
@@ -62,7 +62,7 @@ class InStoreLoaders:
         nbytes = assignment.bytes_per_sample * (len(assignment.train) + len(assignment.held_out))
         return keeps_all(nbytes, assignment.preprocess, self._settings)
 
-    def observe(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Count an event and pass it on.
 
         Raises:
@@ -88,7 +88,7 @@ class InStoreLoaders:
             cache=self._cache_policy.cache(preprocess, view),
             unreadable=self._collector.unreadable_ids,
             settings=self._settings,
-            observe=self._collector,
+            on_event=self._collector,
         )
         arrays = ArrayLoader(
             lambda _: source,

@@ -143,7 +143,7 @@ class Job(JobTable, Hinting, Closing):
         activity.judge_by(self._usage)
         measuring = parts.measuring
         measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)
-        self._observe = PlanFollower(self._collector, router, measured, self._usage)
+        self._on_event = PlanFollower(self._collector, router, measured, self._usage)
         self._maker = LoaderFactory(
             data=data,
             fetcher=fetcher,
@@ -153,7 +153,7 @@ class Job(JobTable, Hinting, Closing):
             settings=settings,
             tuner=tuner,
             follower=follower,
-            observe=self._observe,
+            on_event=self._on_event,
             tensors=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
         )
 
@@ -163,7 +163,7 @@ class Job(JobTable, Hinting, Closing):
 
     @property
     def data(self) -> Dataset:
-        """The job's data set; with ``changed="rebuild"``, as it was listed when the job was made."""
+        """The job's data set; with ``on_change="rebuild"``, as it was listed when the job was made."""
         return self._data
 
     @property
@@ -403,7 +403,7 @@ class Job(JobTable, Hinting, Closing):
             allow_nonfinite=self._settings.allow_nonfinite,
         )
         self._fetcher.transport.put_prefix(shipment.digest, shipment.artifact)  # where others took its place
-        return train_beside(transport, assignment, self._observe)
+        return train_beside(transport, assignment, self._on_event)
 
     def use(self, shares: Mapping[Route, float], *, replan: bool = False) -> None:
         """Use these cuts and codecs for all samples not yet requested, whatever the plan says; for comparisons.
@@ -479,7 +479,7 @@ class Job(JobTable, Hinting, Closing):
     def close_when_unused(self) -> None:
         """Close the job once neither it nor a loader of it is referred to any more, or the process ends."""
         # It is what the job and all of its loaders refer to.
-        weakref.finalize(self._observe, self._close)
+        weakref.finalize(self._on_event, self._close)
 
     def _arrays(self, batch_size: int, given: EpochOptions, **more: Any) -> ArrayLoader:
         """A loader that knows how it was made, for workers."""

@@ -245,7 +245,7 @@ class LoaderFactory:
         collector: collector that knows which samples are unreadable.
         settings: the way that the job asks.
         tuner: tuner of its windows.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         tensors: tensors that cross the frost line.
         follower: follower that keeps the job's requests to what a control plane says; None where there is none.
     """
@@ -257,7 +257,7 @@ class LoaderFactory:
     collector: StatisticsCollector
     settings: LoaderSettings
     tuner: Tuner
-    observe: Callable[[Event], None]
+    on_event: Callable[[Event], None]
     tensors: tuple[TensorSpec, ...]
     follower: "ControlFollower | None" = None
 
@@ -346,7 +346,7 @@ class LoaderFactory:
         mine = self.data
         data = mine if data is None else data
         is_of_same_listing = data.selection.listing == mine.selection.listing
-        if data.url == mine.url and not is_of_same_listing and mine.source.changed == "rebuild":
+        if data.url == mine.url and not is_of_same_listing and mine.source.on_change == "rebuild":
             return mine.whole.take(rows_of_ids(mine.whole.samples.ids, data.samples.ids))
         if data.url != mine.url or not is_of_same_listing:
             raise SettingError(
@@ -369,7 +369,7 @@ class LoaderFactory:
             cache=self.cache_policy.cache(fetcher.preprocess, view, has_targets=has_targets),
             unreadable=self.collector.unreadable_ids,
             settings=self.settings,
-            observe=self.observe,
+            on_event=self.on_event,
             catch_up=self.collector.tell,
             has_targets=has_targets,
             tuner=self.tuner,

@@ -153,7 +153,7 @@ class Measuring:
         self._start(self._stages.popleft()).join(wait_s)
         return self.take_result()
 
-    def observe(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Take an event of the job's loop, and begin where it is time."""
         match event:
             case EpochStarted():
@@ -187,7 +187,7 @@ class Measuring:
             fetcher: fetcher of the job.
             router: router of the job.
         """
-        self.observe(event)
+        self.on_event(event)
         told = [self._told.popleft() for _ in range(len(self._told))]
         found = self.take_result()
         if not isinstance(found, Measurements):

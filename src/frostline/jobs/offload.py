@@ -76,7 +76,7 @@ def offload(
     frozen_in_eval: bool = False,
     settings: LoaderSettings | None = None,
     node: NodeSettings | None = None,
-    observe: Observer | None = None,
+    on_event: Observer | None = None,
 ) -> Job:
     """Run the frozen layers of ``model`` beside ``data``, and give their features to the training loop.
 
@@ -84,7 +84,7 @@ def offload(
         model: network whose parameters require gradients where they are trained (see ``freeze``); None loads
             preprocessed pixels.
         data: data set, or its path or URL, which the nodes of ``near`` list; or a part of a data set as PyTorch's
-            ``random_split`` makes it. A path means the nodes' own machines. With ``changed="rebuild"`` it is listed
+            ``random_split`` makes it. A path means the nodes' own machines. With ``on_change="rebuild"`` it is listed
             again now.
         preprocess: steps from encoded bytes to the network's input. Default: ImageNet's at 224 pixels. For a ready
             format give all steps too; those that were applied when it was made are not repeated.
@@ -114,8 +114,8 @@ def offload(
             trainer are put into eval mode by ``job.head``.
         settings: requests, memory, caches and time limits of this job; by default ``LoaderSettings()``.
         node: resources of the node in this process, if ``near`` names none; by default ``NodeSettings()``.
-        observe: function that is called with each event (``core.events``). Default: a Python warning if the job differs
-            from what you asked for.
+        on_event: function that is called with each event (``core.events``). Default: a Python warning if the job
+            differs from what you asked for.
 
     Returns:
         A job. Use it as a context manager, or call ``close``.
@@ -135,28 +135,30 @@ def offload(
     if isinstance(node, str):
         raise SettingError(f"node takes the settings of a node in this process: for one elsewhere give near={node!r}")
     check_type("node", node, NodeSettings, NoneType)
-    observe = observe or warn_user
+    on_event = on_event or warn_user
     settings, node = settings or LoaderSettings(), node or NodeSettings()
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done
     _check_policy(policy, cut, codec)
     data = data.refresh()
     if preprocess is not None and transform is not None:
         raise SettingError("preprocess and transform say the same thing: give one of them")
-    preprocess, left = _prepared(preprocess, transform or data.transform, has_model=model is not None, observe=observe)
+    preprocess, left = _prepared(
+        preprocess, transform or data.transform, has_model=model is not None, on_event=on_event
+    )
     preprocess = _left_to_do(preprocess, data, accuracy)
     with collector_rests(), nullcontext() if model is None else _outside_blocks(), ExitStack() as stack:
         near = near or data.source.near or settings.io
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[str] = set()
-        transport = reach(nodes, data, settings, node, partial(_left_out, lacking, observe), stack, observe)
-        asking = RetryPolicy(retry_for_s=settings.retry_for_s, observe=observe)
+        transport = reach(nodes, data, settings, node, partial(_left_out, lacking, on_event), stack, on_event)
+        asking = RetryPolicy(retry_for_s=settings.retry_for_s, on_event=on_event)
         begins_at_once = not settings.measure_first and policy == "best" and cut is None
         is_tried = begins_at_once and bool(nodes) and model is not None and has_engines(data, preprocess, accuracy)
         judges = _asked_ahead(data, preprocess, transport, asking, stack) if is_tried else None
         network = (
             None
             if model is None
-            else _partitioned(model, preprocess, observe, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
+            else _partitioned(model, preprocess, on_event, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
         )
         context = JobContext(
             data=data,
@@ -176,9 +178,9 @@ def offload(
         maker = partial(begin, nodes=members_of(transport, nodes), lacking=lacking, policy=policy, codec=codec)
         anew = None
         if model is not None:
-            again = partial(_partitioned, model, preprocess, observe, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
+            again = partial(_partitioned, model, preprocess, on_event, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
             anew = partial(again, may_be_trained_whole=True)
-        return _made(context, network, maker, anew, nodes, node, policy, left, observe, stack)
+        return _made(context, network, maker, anew, nodes, node, policy, left, on_event, stack)
 
 
 _CAST = ("cpu", "cuda", "xpu", "mps")  # devices whose operations may be cast
@@ -196,7 +198,7 @@ def _outside_blocks() -> Iterator[None]:
 
 
 def _prepared(
-    preprocess: object, transform: Transform | None, *, has_model: bool, observe: Observer
+    preprocess: object, transform: Transform | None, *, has_model: bool, on_event: Observer
 ) -> tuple[Preprocess, Declared | None]:
     """The steps of a job, and what they do not say of its transform; None where they say all of it.
 
@@ -212,10 +214,10 @@ def _prepared(
         return imagenet(224), None
     found = declare(transform)
     for sentence in found.otherwise:
-        observe(SetupWarning(reason=sentence))
+        on_event(SetupWarning(reason=sentence))
     if has_model or found.is_whole or not (found.rest or found.form is Form.PIXELS):
         return from_transform(transform), None
-    observe(SetupWarning(reason=str(found)))
+    on_event(SetupWarning(reason=str(found)))
     return found.preprocess or imagenet(224), found
 
 
@@ -236,23 +238,23 @@ def _asked_ahead(
     return pool.submit(lambda: join_batches(asking(lambda: list(transport.features(request)))))
 
 
-def _left_out(lacking: set[str], observe: Observer, url: str, engine: str, why: EngineNotReady) -> None:
+def _left_out(lacking: set[str], on_event: Observer, url: str, engine: str, why: EngineNotReady) -> None:
     """Remember and tell of a node that cannot run the engine that was chosen."""
     lacking.add(url)
-    observe(NodeExcluded(url=url, engine=engine, reason=str(why)))
+    on_event(NodeExcluded(url=url, engine=engine, reason=str(why)))
 
 
 def _partitioned(
     model: "nn.Module",
     preprocess: Preprocess,
-    observe: Observer,
+    on_event: Observer,
     *,
     frozen_in_eval: bool,
     accuracy: str | float,
     may_be_trained_whole: bool = False,
 ) -> "PartitionedModel":
     """Trace the network, and tell where it is not divided as it was meant."""
-    observe(PhaseStarted(name="tracing the network"))
+    on_event(PhaseStarted(name="tracing the network"))
     # PyTorch takes a second to import and 220 MB, of which a plain loader has no use.
     from frostline.jobs.partition import PartitionedModel
 
@@ -264,7 +266,7 @@ def _partitioned(
         may_be_trained_whole=may_be_trained_whole,
     )
     for reason in filter(None, (network.parts.fallback, network.not_averaged)):
-        observe(SetupWarning(reason=reason))
+        on_event(SetupWarning(reason=reason))
     return network
 
 
@@ -277,17 +279,17 @@ def _made(
     node: NodeSettings,
     policy: str,
     transform: Declared | None,
-    observe: Observer,
+    on_event: Observer,
     stack: ExitStack,
 ) -> Job:
     """Put the parts of a job together; what ``stack`` holds is closed with the job from then on."""
     data, settings, skipped = context.data, context.settings, SkipLog()
-    progress = PassProgress(observe)
+    progress = PassProgress(on_event)
     is_reported = control_address(settings, nodes, context.transport) is not None
     collector = StatisticsCollector(
-        progress if is_reported else observe,
+        progress if is_reported else on_event,
         max_skipped=settings.max_skipped(len(data)),
-        refuses_changes=data.source.changed == "refuse",
+        refuses_changes=data.source.on_change == "refuse",
         shared=skipped,
     )
     stack.callback(collector.close)
@@ -517,7 +519,7 @@ def loader(
     near: str | Sequence[str] | None = None,
     settings: LoaderSettings | None = None,
     node: NodeSettings | None = None,
-    observe: Observer | None = None,
+    on_event: Observer | None = None,
     **options: Any,
 ) -> "Loader":
     """Load batches of preprocessed samples, without a network.
@@ -537,7 +539,7 @@ def loader(
         settings: Requests, memory, caches and time limits of the loader; by default ``LoaderSettings()``.
         node: Resources of the node in this process, which reads and decodes where ``near`` names none; by default
             ``NodeSettings()``.
-        observe: Function that is called with each event (``core.events``). Default: a Python warning if the loader
+        on_event: Function that is called with each event (``core.events``). Default: a Python warning if the loader
             differs from what you asked for.
         **options: Options of the epoch, such as ``shuffle=True``; see ``EpochOptions``.
 
@@ -554,7 +556,7 @@ def loader(
         near=near,
         settings=settings,
         node=node,
-        observe=observe,
+        on_event=on_event,
     )
     job.close_when_unused()
     return job.loader(batch_size, **options)

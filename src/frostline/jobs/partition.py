@@ -205,7 +205,7 @@ class PartitionedModel:
         """
         shipment = context.shipment
         assert shipment is not None, "there is a prefix"
-        context.asking.observe(PhaseStarted(name="shipping the frozen layers"))
+        context.asking.on_event(PhaseStarted(name="shipping the frozen layers"))
         if isinstance(context.transport, ExpectsLayouts):
             context.transport.layouts |= {
                 (shipment.digest, cut.number): tuple(zip(cut.shapes, cut.dtypes, strict=True))
@@ -215,7 +215,7 @@ class PartitionedModel:
         try:
             context.asking(lambda: context.transport.put_prefix(shipment.digest, shipment.artifact, before_upload))
         except OverBudget as error:
-            context.asking.observe(SetupWarning(reason=f"the frozen layers run here: {error}"))
+            context.asking.on_event(SetupWarning(reason=f"the frozen layers run here: {error}"))
             return str(error)
         return None
 
@@ -261,7 +261,7 @@ class PartitionedModel:
         try:
             context.asking(lambda: context.transport.profile(ProfileRequest(features=one, only_engine=True)))
         except OverBudget as error:
-            context.asking.observe(SetupWarning(reason=f"the node does not run the network: {error}"))
+            context.asking.on_event(SetupWarning(reason=f"the node does not run the network: {error}"))
             return str(error)
         return None
 

@@ -120,7 +120,7 @@ class BothSides:
         with self._lock:
             self._ways.begin_again(route)
 
-    def observe(self, event: Event, now: float) -> None:
+    def on_event(self, event: Event, now: float) -> None:
         """Spare the trainer's processor where its loop needs it more, for what it trains.
 
         That is so while the loop hardly waits, and where the nodes alone are as fast as the loop is at its best.
@@ -307,10 +307,10 @@ class Router:
         with self._lock:
             self._since.rows[route] += len(batch)
 
-    def observe(self, event: Event) -> Replanned | None:
+    def on_event(self, event: Event) -> Replanned | None:
         """Take an event, and now and then look whether another plan is better; the change is in force already."""
         if isinstance(self._mixer, BothSides):
-            self._mixer.observe(event, self._clocks.wall())
+            self._mixer.on_event(event, self._clocks.wall())
         if not self._follows:
             return None
         with self._lock:
@@ -442,7 +442,7 @@ class PlanFollower:
         self._tell(event)
         if isinstance(event, (EpochStarted, EpochFinished)) or self._is_due(event):
             self._usage(event)
-        replanned = self._router.observe(event)
+        replanned = self._router.on_event(event)
         measured = [] if self._measured is None else self._measured(event)
         for change in ([] if replanned is None else [replanned]) + measured:
             self._tell(change)

@@ -279,16 +279,16 @@ class StatisticsCollector:
     """Counts, and passes events on. Safe for several threads.
 
     Args:
-        observe: observer that is told every event.
+        on_event: function that is called with each event.
         max_skipped: samples that may be unreadable.
         refuses_changes: none may have changed since it was listed.
         shared: the shared with other processes of the job: what any of them cannot read counts here too. None for none.
     """
 
     def __init__(
-        self, observe: Observer, *, max_skipped: int, refuses_changes: bool = False, shared: SkipLog | None = None
+        self, on_event: Observer, *, max_skipped: int, refuses_changes: bool = False, shared: SkipLog | None = None
     ) -> None:
-        self._observe = observe
+        self._on_event = on_event
         self._shared = shared
         self._heard = 0
         self._untold: list[SampleSkipped | RowsNotFinite] = []
@@ -321,7 +321,7 @@ class StatisticsCollector:
             untold, self._untold = self._untold, []
             too_many = len(self._skipped) > self._max_skipped
         self._tell(untold)
-        self._observe(event)
+        self._on_event(event)
         if isinstance(event, EpochFinished):
             self._tell_of_pass()
         if self._refuses_changes and isinstance(event, SampleSkipped) and event.changed:
@@ -341,7 +341,7 @@ class StatisticsCollector:
             named = "; ".join(f"{skipped.object}: {skipped.reason}" for skipped in lost[:_LOST_NAMED])
             more = "; …" if len(lost) > _LOST_NAMED else ""
             count = f"{len(lost)} sample{'s' if len(lost) > 1 else ''}"
-            self._observe(SamplesLeftOut(count=len(lost), reason=f"left out of the pass: {count} ({named}{more})"))
+            self._on_event(SamplesLeftOut(count=len(lost), reason=f"left out of the pass: {count} ({named}{more})"))
 
     def tell(self) -> None:
         """Pass on what other processes and threads found since; for the loop's thread, in which observers are told."""
@@ -352,7 +352,7 @@ class StatisticsCollector:
 
     def _tell(self, untold: list[SampleSkipped | RowsNotFinite]) -> None:
         for event in untold:
-            self._observe(event)
+            self._on_event(event)
 
     def close(self) -> None:
         """Hear other processes no more; the counts stay."""

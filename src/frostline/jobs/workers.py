@@ -93,13 +93,13 @@ class WorkerSetup:
             values["settings"] = replace(self.settings, token=None)
         return _unpacked, ({**values, "forked": None}, from_environment)
 
-    def open(self, shares: Mapping[Route, float], workers: int, observe: Observer = lambda _: None) -> LoaderFactory:
+    def open(self, shares: Mapping[Route, float], workers: int, on_event: Observer = lambda _: None) -> LoaderFactory:
         """Make what loaders are made with, in this process and for as long as it lives.
 
         Args:
             shares: shares of the samples, by way; they stay.
             workers: number of workers that share what the job may use.
-            observe: observer that is told what happens; a job's log tells the job itself.
+            on_event: observer that is told what happens; a job's log tells the job itself.
         """
         stack = ExitStack()
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads
@@ -107,7 +107,7 @@ class WorkerSetup:
 
         def told(event: Event) -> None:
             teller(event)
-            observe(event)
+            on_event(event)
 
         progress = PassProgress(told)
         settings, collector = _share(self.settings, workers), self._collector(progress)
@@ -155,13 +155,13 @@ class WorkerSetup:
             settings=settings,
             tuner=tuner,
             follower=follower,
-            observe=collector,
+            on_event=collector,
             tensors=tuple(map(TensorSpec, self.cuts[-1].shapes, self.cuts[-1].dtypes)),
         )
 
-    def _collector(self, observe: Observer) -> StatisticsCollector:
-        maximum, refuses = self.settings.max_skipped(len(self.data)), self.data.source.changed == "refuse"
-        return StatisticsCollector(observe, max_skipped=maximum, refuses_changes=refuses, shared=self.skipped)
+    def _collector(self, on_event: Observer) -> StatisticsCollector:
+        maximum, refuses = self.settings.max_skipped(len(self.data)), self.data.source.on_change == "refuse"
+        return StatisticsCollector(on_event, max_skipped=maximum, refuses_changes=refuses, shared=self.skipped)
 
     def _local_stage(self, collector: StatisticsCollector) -> LocalStage:
         rest = check = None
@@ -329,7 +329,7 @@ class _Opened:
             if self._key != reader.key:
                 # Logs of what is skipped do not reach other machines; each part says what it skipped.
                 setup = replace(reader.worker_setup, skipped=None)
-                self._key, self._factory = reader.key, setup.open(reader.shares, 1, self._observe)
+                self._key, self._factory = reader.key, setup.open(reader.shares, 1, self._on_event)
             factory: LoaderFactory = self._factory
             return factory
 
@@ -338,7 +338,7 @@ class _Opened:
         found, self._nonfinite = self._nonfinite, []
         return found
 
-    def _observe(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if isinstance(event, RowsNotFinite):
             self._nonfinite.append(event)
 

@@ -126,7 +126,7 @@ class BatchFiller(Closing):
     Args:
         steps: generator of the batches; None where the next one lacks rows. Run by one thread at a time, whichever.
         arrivals: rows that they are made of.
-        observe: observer that is told what happened, in the loop's thread.
+        on_event: observer that is told what happened, in the loop's thread.
         interrupt: function that frees a thread that waits within a step; safe from any thread.
         max_bytes: maximum bytes of finished batches that wait for the loop; one may, whatever its bytes are. None
             bounds nothing.
@@ -136,7 +136,7 @@ class BatchFiller(Closing):
         self,
         steps: Generator[FilledBatch | None],
         arrivals: Arrivals,
-        observe: Observer,
+        on_event: Observer,
         interrupt: Callable[[], None],
         max_bytes: int | None,
     ) -> None:
@@ -145,7 +145,7 @@ class BatchFiller(Closing):
         self._decoding = arrivals.decoding
         self._max_bytes = max_bytes
         self._happened = arrivals.happened
-        self._observe = observe
+        self._on_event = on_event
         self._interrupt = interrupt
         self._rest = ThreadPoolExecutor(1, _THREADS[0], in_background)  # fills what no thread that brings rows does
         self._is_ahead = self._prefetcher is not None
@@ -229,7 +229,7 @@ class BatchFiller(Closing):
         if event is None:
             self._schedule()  # perhaps it was the end
         else:
-            self._observe(event)
+            self._on_event(event)
 
     def _count_stall(self, prefetcher: Prefetcher) -> None:
         """More requests help a loop that waits for rows to arrive, and not one that waits until rows are decoded."""

@@ -99,7 +99,7 @@ class EpochStream:
         if window.is_done:
             yield Arrivals()
             return
-        with prefetcher_of(self.source, window, self.source.observe) as prefetcher:
+        with prefetcher_of(self.source, window, self.source.on_event) as prefetcher:
             yield Arrivals.of(prefetcher, prefetcher.take_ready())
 
     @contextmanager
@@ -192,7 +192,7 @@ class NextEpochPrefetch(Closing):
                 self._fetch,
                 threads=source.settings.last_requests,
                 clock=time.monotonic,
-                observe=source.observe,
+                on_event=source.on_event,
                 tuner=source.tuner,
             )
             self._prefetcher = prefetcher.__enter__()

@@ -596,8 +596,8 @@ class ArrayLoader(Hinting):
         look = self.require_unchanged()
         self._say_if_again()
         epoch, asking = self._begun(order, handed.began)
-        observe, number = self._source.observe, self._order.epoch
-        observe(EpochStarted(epoch=number, samples=len(epoch)))
+        on_event, number = self._source.on_event, self._order.epoch
+        on_event(EpochStarted(epoch=number, samples=len(epoch)))
         started = waiting = time.perf_counter()
         taken, from_cache, stall_s = 0, 0, 0.0
         try:
@@ -607,7 +607,7 @@ class ArrayLoader(Hinting):
                 batch = found.arrays
                 rows, cached = len(batch.ids), found.kept
                 taken, from_cache, stall_s = taken + rows, from_cache + cached, stall_s + waited
-                observe(BatchDelivered(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
+                on_event(BatchDelivered(epoch=number, samples=rows, from_cache=cached, stall_s=waited))
                 given = order.original_positions(order.start + found.places)
                 handed.batches += 1
                 handed.progress.give(given, int(order.original_positions(np.array([found.position]))[0]))
@@ -622,14 +622,16 @@ class ArrayLoader(Hinting):
                 handed.progress = Progress(len(self._order))
         finally:
             seconds = time.perf_counter() - started
-            observe(EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s))
+            on_event(
+                EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s)
+            )
 
     def _say_if_again(self) -> None:
         """Say once that a second pass is the first one again: other loaders shuffle anew."""
         drawn = Order | BlockOrder | Weighted | MixtureOrder
         is_shuffled = isinstance(self._order, drawn) and getattr(self._order, "shuffle", True)
         if self._passes == 1 and is_shuffled:
-            self._source.observe(SetupWarning(reason=_AGAIN.format(self.epoch)))
+            self._source.on_event(SetupWarning(reason=_AGAIN.format(self.epoch)))
 
     def _begins(self, look: Callable[[], None], begin: PassStart) -> None:
         """A pass begins there, unless the network turns out to be another one while its first rows are on their way."""
@@ -646,5 +648,5 @@ class ArrayLoader(Hinting):
         with asking as arrived, epoch.decode(arrived) as arrivals:
             begins()
             steps, maximum = epoch.batches(assembler, arrivals), self._source.max_finished_bytes
-            with BatchFiller(steps, arrivals, self._source.observe, epoch.interrupt, maximum) as filling:
+            with BatchFiller(steps, arrivals, self._source.on_event, epoch.interrupt, maximum) as filling:
                 yield from filling

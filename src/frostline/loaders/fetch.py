@@ -441,14 +441,14 @@ class RetryPolicy:
 
     Attributes:
         retry_for_s: the time for each thing that is asked for, from its first refusal on.
-        observe: observer that is told of every wait, before it.
+        on_event: observer that is told of every wait, before it.
         clock: seconds of a monotonic clock.
         wait: function that lets so many seconds pass.
         jitter: see ``delay_s``.
     """
 
     retry_for_s: float
-    observe: Observer
+    on_event: Observer
     clock: Callable[[], float] = time.monotonic
     wait: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = jitter
@@ -468,5 +468,5 @@ class RetryPolicy:
                 failures, since = failures + 1, since if failures else now
                 failing = Failing(samples=0, failures=failures, since=since)
                 pause_s = delay_s(failing, reason, now, self.retry_for_s, self.jitter())
-                self.observe(NodeFull(attempt=failures + 1, delay_s=pause_s, reason=str(reason)))
+                self.on_event(NodeFull(attempt=failures + 1, delay_s=pause_s, reason=str(reason)))
             self.wait(pause_s)

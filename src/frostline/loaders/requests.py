@@ -193,13 +193,13 @@ def requests_for(
     return plan(samples, segment.rows[readable], segment.start + readable, dealer)
 
 
-def prefetcher_of(source: RowSource, window: Window, observe: Observer) -> Prefetcher:
+def prefetcher_of(source: RowSource, window: Window, on_event: Observer) -> Prefetcher:
     """What makes the requests of a window."""
     return Prefetcher(
         window,
         partial(fetch_asked, source.fetch, fetch_from=source.fetch_from),
         threads=source.settings.last_requests,
         clock=time.monotonic,
-        observe=observe,
+        on_event=on_event,
         tuner=source.tuner,
     )

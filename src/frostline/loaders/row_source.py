@@ -404,7 +404,7 @@ class RowSource:
         cache: cache that keeps features between epochs; None where they differ from epoch to epoch.
         unreadable: ids that are known to be unreadable; they are not asked for again.
         settings: settings of the window.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         catch_up: function that passes on events of workers; called from the loop's thread.
         has_targets: the last tensor of every row is its sample's mask.
         finisher: finisher that gives batches their declared targets and maps their samples; None where there is nothing
@@ -430,7 +430,7 @@ class RowSource:
     cache: TieredCache | None
     unreadable: Callable[[], npt.NDArray[np.int64]]
     settings: LoaderSettings
-    observe: Observer
+    on_event: Observer
     has_targets: bool = False
     finisher: BatchFinisher | None = None
     tuner: Tuner | None = None

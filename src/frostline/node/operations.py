@@ -499,7 +499,7 @@ class Listings:
             "data": url,
             "format": request.format,
             "relist": request.relist,
-            "refuses_changes": request.changed == "refuse",
+            "refuses_changes": request.on_change == "refuse",
             "folders": folders,
             "deadline_s": None if settings.store_deadline_s == math.inf else settings.store_deadline_s,
             "known": list(request.known),

@@ -178,12 +178,12 @@ class Prefetcher:
             rows.
         threads: the most requests under way at once, whatever the tuner chooses; each is made when it is first needed.
         clock: seconds of a monotonic clock.
-        observe: observer that is told what happened, in the thread of who iterates; whoever listens finds it in
+        on_event: observer that is told what happened, in the thread of who iterates; whoever listens finds it in
             ``happened``.
         tuner: tuner that gives the window other bounds while it runs; None leaves them.
 
     Attributes:
-        happened: events for ``observe``; None where something else may have changed, such as the end.
+        happened: events for ``on_event``; None where something else may have changed, such as the end.
     """
 
     def __init__(
@@ -193,14 +193,14 @@ class Prefetcher:
         *,
         threads: int,
         clock: Callable[[], float],
-        observe: Observer,
+        on_event: Observer,
         tuner: Tuner | None = None,
     ) -> None:
         self._window = window
         self._tuner = tuner
         self._fetch = fetch
         self._clock = clock
-        self._observe = observe
+        self._on_event = on_event
         # One more, to wait until a time; and where each request was made twice, one reads its loser, one ends that.
         self._pool = ThreadPoolExecutor(3 * threads + 1, _THREADS, in_background)
         # The consumer takes a bare lock and waits on a queue: both are whole in C, so that an interrupt in its thread
@@ -332,7 +332,7 @@ class Prefetcher:
 
     def _tell(self, event: Event | None) -> None:
         if event is not None:
-            self._observe(event)
+            self._on_event(event)
 
     def _ask(self) -> None:
         if self._is_closed or self._failure:

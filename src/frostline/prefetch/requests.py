@@ -282,8 +282,8 @@ _REMEMBERED_ROWS, _TELLING_ROWS = 128, 4
 _FORGOTTEN_S = 5.0
 # Rows of a request while not all ways are open, and of the first one to a way that is believed to be slow.
 _FEW, _FIRST = 8, 4
-# While not all ways are open a request takes so long of a link: what opens them crosses it behind two of these.
-_SHORT_S = 0.2
+# For so long after a way was closed a request takes so long of a link: what opens the way crosses it behind these.
+_OPENING_S, _SHORT_S = 5.0, 0.2
 # Seconds of work that may wait for a way that something bounds.
 _QUEUE_S = 1.5
 # Rows of which nothing was heard for so long were abandoned.
@@ -353,7 +353,7 @@ class ShortestWait:
         self._rows_per_run = dict(rows_per_run or {})
         self._dealt: Counter[Route] = Counter()
         self._are_bound: dict[Route, bool] = {}
-        self._closed: set[Route] = set()
+        self._closed: dict[Route, float] = {}
         self._spared: Route | None = None
 
     @property
@@ -389,11 +389,11 @@ class ShortestWait:
     def close(self, route: Route) -> None:
         """Deal nothing to a way from now on, as to a node that is not ready."""
         assert len(self._closed) + 1 < len(self._ways), "one way is left"
-        self._closed.add(route)
+        self._closed[route] = self._clock()
 
     def open(self, route: Route) -> None:
         """Deal to a way from now on."""
-        self._closed.discard(route)
+        self._closed.pop(route, None)
 
     def spare(self, route: Route | None) -> None:
         """Deal to a way only where no other is open, as to a processor that has other work; None spares none."""
@@ -415,7 +415,8 @@ class ShortestWait:
         if self._ways[route].waiting:
             route, rows = self._idle_way(route, ways, rows, now)
         rows = min(max(rows, self._rows_per_run.get(route, 1)), self._samples_per_request, left)
-        if self._closed:
+        # Where runs are long, one that is filled up costs more than the link's wait.
+        if rows <= _FEW and any(now - closed_at < _OPENING_S for closed_at in self._closed.values()):
             rows = max(1, int(min(self._bound(route) * _SHORT_S, rows)))
         way = self._ways[route]
         if not way.waiting:

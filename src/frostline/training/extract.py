@@ -353,7 +353,7 @@ class Extracted:
 
 
 def extract(
-    settings: ExtractSettings, observe: Observer, *, begun: StartedJob | None = None, began_at: float | None = None
+    settings: ExtractSettings, on_event: Observer, *, begun: StartedJob | None = None, began_at: float | None = None
 ) -> Extracted:
     """Write the features of every readable sample; the file appears when it is whole.
 
@@ -363,7 +363,7 @@ def extract(
 
     Args:
         settings: settings of the extraction.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         begun: work that has begun already, which the caller ends; None begins here.
         began_at: the time since when ``seconds`` counts, as ``time.perf_counter`` does; now by default.
 
@@ -375,12 +375,12 @@ def extract(
     check_suffix(settings.out)
     make_folder(settings.out.parent)
     # One engine and one plan for the whole file: a run that is taken up again must find the same.
-    with set_up(measure_first(settings.job), observe, begun=begun) as setup:
+    with set_up(measure_first(settings.job), on_event, begun=begun) as setup:
         setup_s = time.perf_counter() - began_at
         work = _Work(settings, setup)
         found = work.parts_found()
-        observe(PhaseStarted(name="extracting"))
-        done = {**found, **(work.make_on_ray if settings.on_ray else work.make)(found, observe)}
+        on_event(PhaseStarted(name="extracting"))
+        done = {**found, **(work.make_on_ray if settings.on_ray else work.make)(found, on_event)}
         contents = Contents(
             rows=sum(part.rows for part in done.values()),
             shape=work.shape,
@@ -389,7 +389,7 @@ def extract(
         )
         if not contents.rows:
             raise DataError(f"none of the {len(setup.data)} samples of {setup.data.url} can be read")
-        observe(PhaseStarted(name="joining the parts"))
+        on_event(PhaseStarted(name="joining the parts"))
         write_features(settings.out, work.parts.tables(), contents)
         work.keep_state(done)
         work.parts.remove()
@@ -477,17 +477,17 @@ class _Work:
         name = take_texts(data.names, rows_of_ids(data.samples.ids, np.array([id], np.int64)))[0]
         return f"the frozen layers gave Inf or NaN for sample {name} (id {id}) at {self._line} by {self.engine}"
 
-    def make(self, found: Mapping[int, ExtractedPart], observe: Observer) -> dict[int, ExtractedPart]:
+    def make(self, found: Mapping[int, ExtractedPart], on_event: Observer) -> dict[int, ExtractedPart]:
         """Make the parts that are missing, one after another, from one pass over their rows."""
         missing = [number for number in range(self._ranges.parts) if number not in found]
         made: dict[int, ExtractedPart] = {}
         if missing:
-            for number, pieces in groupby(self._pieces(missing, observe), key=attrgetter("number")):
+            for number, pieces in groupby(self._pieces(missing, on_event), key=attrgetter("number")):
                 made[number] = self._write(number, list(pieces))
         # Those of which not one sample could be read came with no piece.
         return {number: made.get(number) or self._write(number, []) for number in missing}
 
-    def make_on_ray(self, found: Mapping[int, ExtractedPart], observe: Observer) -> dict[int, ExtractedPart]:
+    def make_on_ray(self, found: Mapping[int, ExtractedPart], on_event: Observer) -> dict[int, ExtractedPart]:
         """Make the parts that are missing by tasks of Ray, and write each here once it is whole."""
         from frostline.ray.control import join
         from frostline.ray.tasks import parts_by_ray
@@ -507,7 +507,7 @@ class _Work:
             skipped += len(part.done.skipped)
             self._check_skipped(skipped)
             done += len(asked[part.number])
-            observe(ProgressMade(done=done, total=total))
+            on_event(ProgressMade(done=done, total=total))
         return made
 
     def _check_skipped(self, skipped: int) -> None:
@@ -519,7 +519,7 @@ class _Work:
                 "see which, or allow more with --max-skipped-fraction"
             )
 
-    def _pieces(self, missing: Sequence[int], observe: Observer) -> Iterator["_Piece"]:
+    def _pieces(self, missing: Sequence[int], on_event: Observer) -> Iterator["_Piece"]:
         """What arrives, in the manifest's order, cut where a part ends."""
         data = self._setup.data
         is_missing = np.zeros(len(data), np.bool_)
@@ -536,7 +536,7 @@ class _Work:
             for number in np.unique(numbers).tolist():
                 yield _Piece(number=number, rows=here[numbers == number], features=_features(batch)[numbers == number])
             done += len(here)
-            observe(ProgressMade(done=done, total=len(data)))
+            on_event(ProgressMade(done=done, total=len(data)))
 
     def _write(self, number: int, pieces: Sequence["_Piece"], elsewhere: Sequence[Skipped] = ()) -> ExtractedPart:
         """Keep a part; samples of its range that no piece has were skipped, here or elsewhere."""

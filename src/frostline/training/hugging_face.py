@@ -150,7 +150,7 @@ def _is_its_own(model: nn.Module) -> bool:
 
 def from_hugging_face(
     name: str,
-    observe: Observer,
+    on_event: Observer,
     *,
     pretrained: bool,
     tokenizer: str | None = None,
@@ -165,7 +165,7 @@ def from_hugging_face(
 
     Args:
         name: the name as the user gave it.
-        observe: observer that is told when files are fetched, and where images are prepared otherwise than the
+        on_event: observer that is told when files are fetched, and where images are prepared otherwise than the
             network's files say.
         pretrained: load the weights; else they are random.
         tokenizer: tokenizer of texts, see ``tokenizer_named``; None takes that of the folder.
@@ -180,7 +180,7 @@ def from_hugging_face(
         SettingError: A tokenizer or a length is given for images, or cannot be used.
     """
     hf = import_package("transformers", "transformers")
-    folder = _folder(name, observe)
+    folder = _folder(name, on_event)
     _check_config(name, folder)
     with _quiet(hf), guard_read(name, folder):
         config = hf.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -193,9 +193,9 @@ def from_hugging_face(
         raise SettingError(f"{name} classifies images: leave out --tokenizer and --max-length")
     made = {}
     if kind != _TEXTS:
-        made["pixel_values"] = _processed(name, folder, observe)
+        made["pixel_values"] = _processed(name, folder, on_event)
     if kind != _IMAGES:
-        found = tokenizer_in(name, folder) if tokenizer is None else tokenizer_named(tokenizer, observe)
+        found = tokenizer_in(name, folder) if tokenizer is None else tokenizer_named(tokenizer, on_event)
         made["input_ids"] = texts_for(found, max_length, text_config)
     preprocess = named_inputs(**{part: made[part] for part in parts}) if parts else next(iter(made.values()))
     _check_weights(name, folder, pretrained=pretrained)
@@ -206,18 +206,18 @@ def from_hugging_face(
     return Built(model=_scoring(name, kind, model, preprocess), preprocess=preprocess, weights=source)
 
 
-def tokenizer_named(name: str, observe: Observer) -> TextTokenizer:
+def tokenizer_named(name: str, on_event: Observer) -> TextTokenizer:
     """The tokenizer that ``--tokenizer`` names: a ``tokenizer.json``, ``hf:FOLDER`` or ``hf:OWNER/NAME``.
 
     Args:
         name: the name as the user gave it.
-        observe: observer that is told when files are fetched.
+        on_event: observer that is told when files are fetched.
 
     Raises:
         UnknownModel: A name behind ``hf:`` is neither a folder nor an owner with a name.
         WeightsMissing: The tokenizer does not exist, or cannot be fetched.
     """
-    return tokenizer_in(name, _folder(name, observe)) if name.startswith("hf:") else Path(name)
+    return tokenizer_in(name, _folder(name, on_event)) if name.startswith("hf:") else Path(name)
 
 
 def _takes_texts(config: Any) -> bool:
@@ -279,7 +279,7 @@ def _text_scores(model: Any, texts: Preprocess) -> Scores:
     return TextScores(model)
 
 
-def _processed(name: str, folder: Path, observe: Observer) -> Preprocess:
+def _processed(name: str, folder: Path, on_event: Observer) -> Preprocess:
     """How the network's images are prepared."""
     files = [folder / _PROCESSOR, folder / _PROCESSORS]
     file = next((file for file in files if file.is_file()), None)
@@ -289,21 +289,21 @@ def _processed(name: str, folder: Path, observe: Observer) -> Preprocess:
         )
     processor = processor_of(file)
     for reason in processor.otherwise:
-        observe(SetupWarning(reason=f"{name}: {reason}"))
+        on_event(SetupWarning(reason=f"{name}: {reason}"))
     return processor.preprocess
 
 
-def _folder(name: str, observe: Observer) -> Path:
+def _folder(name: str, on_event: Observer) -> Path:
     wanted = name.partition(":")[2]
     if Path(wanted).is_dir():
         return Path(wanted)
     owner, _, rest = wanted.partition("/")
     if not owner or not rest or "/" in rest or wanted.startswith((".", "~")):
         raise UnknownModel(f"there is no folder {wanted!r}, and no model of the hub is called so: write hf:OWNER/NAME")
-    return _in_hub_cache(name, wanted, observe)
+    return _in_hub_cache(name, wanted, on_event)
 
 
-def _in_hub_cache(name: str, repository: str, observe: Observer) -> Path:
+def _in_hub_cache(name: str, repository: str, on_event: Observer) -> Path:
     """The folder of a repository in the hub's cache, into which it is fetched where it is not there yet."""
     hub = import_package("huggingface_hub", "huggingface_hub")
     found = hub.try_to_load_from_cache(repository, _CONFIG)
@@ -314,7 +314,7 @@ def _in_hub_cache(name: str, repository: str, observe: Observer) -> Path:
         f"bring {_WEIGHTS}, {_CONFIG} and {_PROCESSOR} (for texts tokenizer.json) of {repository} into a folder and "
         f"write hf:FOLDER; --weights {RANDOM} needs the last two alone, and freezes layers that have learned nothing"
     )
-    with guard_fetch(name, hub.hf_hub_url(repository, _WEIGHTS), remedy, observe), no_bars(hub.utils):
+    with guard_fetch(name, hub.hf_hub_url(repository, _WEIGHTS), remedy, on_event), no_bars(hub.utils):
         return Path(hub.snapshot_download(repository, allow_patterns=list(_PATTERNS)))
 
 

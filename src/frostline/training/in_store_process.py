@@ -143,7 +143,7 @@ def _train(orders: _Orders, stop: threading.Event) -> None:
         train=remote.train,
         held_out=remote.validation_batches if len(assignment.held_out) else None,
         keeps_features=remote.keeps_features,
-        observe=remote.observe,
+        on_event=remote.on_event,
     )
     _say({"event": "ready"})
     is_whole = True

@@ -278,7 +278,7 @@ class Loop:
         train: the batches of an epoch, by its number.
         held_out: the batches to score after it; None where nothing is held out.
         keeps_features: True if a later epoch takes its features from memory or disk.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         objective: loss and score of the head; those of the classes of the labels by default.
         checkpointer: checkpointer that keeps checkpoints; None keeps none.
         thaw: the head of an epoch that has another one than the epoch before it, else None; None for a head that stays.
@@ -305,7 +305,7 @@ class Loop:
         train: Callable[[int], Batches],
         held_out: Callable[[int], Batches] | None,
         keeps_features: bool = False,
-        observe: Observer,
+        on_event: Observer,
         objective: Objective | None = None,
         checkpointer: Checkpointer | None = None,
         thaw: Callable[[int], UnfrozenHead | None] | None = None,
@@ -319,7 +319,7 @@ class Loop:
         self._head = self._told(head)
         self._train = train
         self._held_out = held_out
-        self._observe = observe
+        self._on_event = on_event
         settle_kernels()  # an optimiser's first step computes too
         self._parameters = _trained(head)
         self._optimizer = Optimizer(recipe, self._parameters)
@@ -338,7 +338,7 @@ class Loop:
         self.confusion: Confusion | None = None
 
     def run(self, resumed: Checkpoint | None = None) -> None:
-        """All epochs, each with the scoring behind it. What ``observe`` raises ends them.
+        """All epochs, each with the scoring behind it. What ``on_event`` raises ends them.
 
         Where held-out loss decides how many there are, the head is the best one at the end, however it came.
 
@@ -348,7 +348,7 @@ class Loop:
         """
         torch.manual_seed(self._recipe.seed)
         if self._passes.reason:
-            self._observe(EpochsChosen(epochs=self._passes.maximum, reason=self._passes.reason))
+            self._on_event(EpochsChosen(epochs=self._passes.maximum, reason=self._passes.reason))
         if resumed is not None:
             self._take_head(resumed.epoch if resumed.order is not None else resumed.epoch - 1)
             self._go_on(resumed)
@@ -417,7 +417,7 @@ class Loop:
             self._keep(epoch, begun=begun, batches=batches)
         losses = self._step_losses[begun:]
         self._epoch_losses.append(sum(losses) / max(1, len(losses)))
-        self._observe(EpochTrained(epoch=epoch, loss=self._epoch_losses[-1]))
+        self._on_event(EpochTrained(epoch=epoch, loss=self._epoch_losses[-1]))
 
     def _step(self, epoch: int, batch: Batch, steps: int) -> None:
         started = time.perf_counter()
@@ -431,7 +431,7 @@ class Loop:
         self._samples += len(batch)
         self.head_s += time.perf_counter() - started
         step, last = len(self._step_losses), self._step_losses[-1]
-        self._observe(StepFinished(epoch=epoch, step=step, steps=self._steps, samples=len(batch), loss=last))
+        self._on_event(StepFinished(epoch=epoch, step=step, steps=self._steps, samples=len(batch), loss=last))
 
     def _scored(self, batch: Batch) -> Any:
         if not self._recipe.bf16:
@@ -477,7 +477,7 @@ class Loop:
         if self._passes.best_pass(self._losses) in (None, len(self._scores) - 1):
             self.confusion = tally.confusion
         self._put_aside(score)
-        self._observe(score)
+        self._on_event(score)
 
     def _put_aside(self, score: Evaluated) -> None:
         """Copy the head where it is the best so far, and held-out loss decides."""
@@ -493,7 +493,7 @@ class Loop:
         own = self._head.state_dict()
         for name, tensor in tensors.items():
             own[name].copy_(tensor)
-        self._observe(HeadSelected(epoch=score.epoch, epochs=len(self._scores)))
+        self._on_event(HeadSelected(epoch=score.epoch, epochs=len(self._scores)))
 
     @property
     def _are_over(self) -> bool:

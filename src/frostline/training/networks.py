@@ -62,7 +62,7 @@ def load_model(
     max_length: int | None = None,
     samples: Preprocess | None = None,
     parts: Mapping[str, str] | None = None,
-    observe: Observer | None = None,
+    on_event: Observer | None = None,
 ) -> Pretrained:
     """Build a network by name, for this many classes.
 
@@ -80,7 +80,7 @@ def load_model(
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
         samples: preprocessing of sounds or arrays; None takes what the network's library says of images or texts.
         parts: kind of each input, in words of ``training.settings``, where the network takes several by name.
-        observe: observer that is told when weights are fetched, and where they came from.
+        on_event: observer that is told when weights are fetched, and where they came from.
 
     Raises:
         UnknownModel: There is no network of that name; the message has the nearest ones.
@@ -89,7 +89,7 @@ def load_model(
         ModelError: The network cannot be built, or has no linear classifier.
         SettingError: A network for texts is asked for images, or the other way round; or the tokenizer cannot be used.
     """
-    observe = observe or _ignore
+    on_event = on_event or _ignore
     if not name.partition(":")[2]:
         likely = f"hf:{name}" if "/" in name else f"timm:{name} or torchvision:{name}"
         others = "hf:OWNER/NAME, hf:FOLDER, demo:efficientnet_lite0, or package.module:function for one of your own"
@@ -97,15 +97,15 @@ def load_model(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if parts:
-            found = _of_parts(name, weights, observe, tokenizer, max_length, parts)
+            found = _of_parts(name, weights, on_event, tokenizer, max_length, parts)
         else:
-            found = _built(name, weights, observe, tokenizer, max_length, samples)
+            found = _built(name, weights, on_event, tokenizer, max_length, samples)
         source = found.weights
         if weights is not None and weights != RANDOM:
             _load_weights(found.model, weights, found.preprocess.inputs)
             source = Path(weights).name
         _fit_classifier(found.model, classes, found.preprocess.inputs)
-    observe(WeightsLoaded(model=name, source=source))
+    on_event(WeightsLoaded(model=name, source=source))
     preprocess = _augmented(found.preprocess) if augment else found.preprocess
     return Pretrained(
         model=found.model.train(), preprocess=preprocess, plain_preprocess=found.preprocess, weights=source
@@ -132,7 +132,7 @@ def _augmented(preprocess: Preprocess) -> Preprocess:
 def _built(
     name: str,
     weights: str | None,
-    observe: Observer,
+    on_event: Observer,
     tokenizer: str | None,
     max_length: int | None,
     samples: Preprocess | None,
@@ -143,21 +143,21 @@ def _built(
                 "--samples of sounds or arrays is for networks of package.module:factory, torchvision: or timm:, and "
                 "--tokenizer and --max-length are for texts: leave one of them out"
             )
-        return replace(_of_images(name, weights, observe), preprocess=samples)
+        return replace(_of_images(name, weights, on_event), preprocess=samples)
     if name.startswith("hf:"):
-        return from_hugging_face(name, observe, pretrained=weights is None, tokenizer=tokenizer, max_length=max_length)
+        return from_hugging_face(name, on_event, pretrained=weights is None, tokenizer=tokenizer, max_length=max_length)
     if tokenizer is None and max_length is not None:
         raise SettingError(f"--max-length is for texts: name the tokenizer of {name} too (--tokenizer FILE)")
-    found = _of_images(name, weights, observe)
+    found = _of_images(name, weights, on_event)
     if tokenizer is None:
         return found
-    return replace(found, preprocess=texts_for(tokenizer_named(tokenizer, observe), max_length))
+    return replace(found, preprocess=texts_for(tokenizer_named(tokenizer, on_event), max_length))
 
 
 def _of_parts(
     name: str,
     weights: str | None,
-    observe: Observer,
+    on_event: Observer,
     tokenizer: str | None,
     max_length: int | None,
     parts: Mapping[str, str],
@@ -166,7 +166,7 @@ def _of_parts(
     if name.startswith("hf:"):
         is_trained = weights is None
         return from_hugging_face(
-            name, observe, pretrained=is_trained, tokenizer=tokenizer, max_length=max_length, parts=parts
+            name, on_event, pretrained=is_trained, tokenizer=tokenizer, max_length=max_length, parts=parts
         )
     if not is_factory(name):
         raise SettingError(f"{name} takes one input, and --column names {len(parts)}: name one column")
@@ -174,9 +174,9 @@ def _of_parts(
     if bool(texts) is (tokenizer is None):
         wrong = f"{texts[0]} is a text: name its tokenizer" if texts else "no input is a text: leave it out"
         raise SettingError(f"{wrong} (--tokenizer), or say what inputs are (--samples)")
-    found = _of_images(name, weights, observe)
+    found = _of_images(name, weights, on_event)
     made = {
-        part: texts_for(tokenizer_named(str(tokenizer), observe), max_length)
+        part: texts_for(tokenizer_named(str(tokenizer), on_event), max_length)
         if word == TEXTS
         else preprocess_of(word) or found.preprocess
         for part, word in parts.items()
@@ -184,13 +184,13 @@ def _of_parts(
     return replace(found, preprocess=named_inputs(**made))
 
 
-def _of_images(name: str, weights: str | None, observe: Observer) -> Built:
+def _of_images(name: str, weights: str | None, on_event: Observer) -> Built:
     family, pretrained = name.partition(":")[0], weights is None
     match family:
         case "torchvision":
-            return from_torchvision(name, observe, pretrained=pretrained)
+            return from_torchvision(name, on_event, pretrained=pretrained)
         case "timm":
-            return from_timm(name, observe, pretrained=pretrained)
+            return from_timm(name, on_event, pretrained=pretrained)
         case "demo":
             return _from_demo(name, pretrained=pretrained)
     if weights == RANDOM:

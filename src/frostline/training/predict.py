@@ -70,7 +70,7 @@ class Predictions:
 def predict(
     run: Path,
     job: JobSettings,
-    observe: Observer,
+    on_event: Observer,
     *,
     batch_size: int,
     out: Path | None,
@@ -83,7 +83,7 @@ def predict(
     Args:
         run: folder of the run whose network is used.
         job: settings of the job, with that network.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         batch_size: number of samples that the head is given at a time.
         out: ``.csv`` or ``.parquet`` file, which appears when it is whole; None writes CSV to ``stdout``.
         stdout: stream for the table where there is no file.
@@ -97,15 +97,15 @@ def predict(
     config = RunConfig.read(run)
     counts: Counter[str] = Counter()
     samples = 0
-    with set_up(job, observe, begun=begun) as setup, _table(out, stdout, job.learns) as write:
+    with set_up(job, on_event, begun=begun) as setup, _table(out, stdout, job.learns) as write:
         setup_s = time.perf_counter() - began_at
-        observe(PhaseStarted(name="predicting"))
+        on_event(PhaseStarted(name="predicting"))
         for rows, scores in _scored(setup, batch_size):
             table = _rows(setup.data, rows, scores, job.learns, config.classes)
             write(table)
             counts.update(_named(table, job.learns))
             samples += len(table)
-            observe(ProgressMade(done=samples, total=len(setup.data)))
+            on_event(ProgressMade(done=samples, total=len(setup.data)))
         statistics = setup.job.statistics()
     return Predictions(
         run=str(run),

@@ -64,12 +64,12 @@ class Built:
     weights: str
 
 
-def from_torchvision(name: str, observe: Observer, *, pretrained: bool) -> Built:
+def from_torchvision(name: str, on_event: Observer, *, pretrained: bool) -> Built:
     """Build a network of torchvision, such as ``torchvision:resnet18``.
 
     Args:
         name: the name as the user gave it.
-        observe: observer that is told when weights are fetched.
+        on_event: observer that is told when weights are fetched.
         pretrained: load torchvision's default weights of it; else they are random.
 
     Raises:
@@ -88,13 +88,13 @@ def from_torchvision(name: str, observe: Observer, *, pretrained: bool) -> Built
         return Built(model=models.get_model(wanted, weights=None), preprocess=preprocess, weights=RANDOM)
     if default is None:
         raise WeightsMissing(f"torchvision publishes no weights of {wanted}: {_OWN}")
-    file = _in_torch_cache(name, default.url, observe)
+    file = _in_torch_cache(name, default.url, on_event)
     with guard_read(name, file):
         model = models.get_model(wanted, weights=default, progress=False)
     return Built(model=model, preprocess=preprocess, weights=f"{default} of torchvision, from {file}")
 
 
-def from_timm(name: str, observe: Observer, *, pretrained: bool) -> Built:
+def from_timm(name: str, on_event: Observer, *, pretrained: bool) -> Built:
     """Build a network of timm, such as ``timm:resnet18`` or ``timm:resnet18.a1_in1k``; as ``from_torchvision`` does."""
     timm = import_package("timm", "timm")
     wanted = name.partition(":")[2]
@@ -103,7 +103,7 @@ def from_timm(name: str, observe: Observer, *, pretrained: bool) -> Built:
     if not pretrained:
         model, weights = timm.create_model(wanted, pretrained=False), RANDOM
     else:
-        model, weights = _pretrained_timm(timm, name, wanted, observe)
+        model, weights = _pretrained_timm(timm, name, wanted, on_event)
     return Built(model=model, preprocess=_timm_preprocess(model.pretrained_cfg), weights=weights)
 
 
@@ -126,14 +126,14 @@ _LEARNED_NOTHING = f"--weights {RANDOM}, which freezes layers that have learned 
 _OWN = f"give weights of your own with --weights FILE, or {_LEARNED_NOTHING}"
 
 
-def _pretrained_timm(timm: Any, name: str, wanted: str, observe: Observer) -> tuple[nn.Module, str]:
+def _pretrained_timm(timm: Any, name: str, wanted: str, on_event: Observer) -> tuple[nn.Module, str]:
     config = timm.get_pretrained_cfg(wanted)
     if config is None or not config.has_weights:
         raise WeightsMissing(f"timm publishes no weights of {wanted}: {_OWN}")
     if config.hf_hub_id:
-        file, source = _in_hub_cache(name, config, observe), f"{config.hf_hub_id} of the Hugging Face hub"
+        file, source = _in_hub_cache(name, config, on_event), f"{config.hf_hub_id} of the Hugging Face hub"
     else:
-        file, source = _in_torch_cache(name, config.url, observe), f"{wanted} of timm"
+        file, source = _in_torch_cache(name, config.url, on_event), f"{wanted} of timm"
     with guard_read(name, file):
         # Given as a file, it is read without asking the network whether there is a newer one.
         overlay = {"file": str(file), "custom_load": config.custom_load}
@@ -141,18 +141,18 @@ def _pretrained_timm(timm: Any, name: str, wanted: str, observe: Observer) -> tu
     return model, f"{source}, from {file}"
 
 
-def _in_torch_cache(name: str, url: str, observe: Observer) -> Path:
+def _in_torch_cache(name: str, url: str, on_event: Observer) -> Path:
     """The path of a file in the cache of torch's hub, which is fetched where it is not there yet."""
     file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
     if not file.exists():
-        with guard_fetch(name, url, f"put {file.name} into {file.parent}, {_OWN}", observe):
+        with guard_fetch(name, url, f"put {file.name} into {file.parent}, {_OWN}", on_event):
             file.parent.mkdir(parents=True, exist_ok=True)
             digest = torch.hub.HASH_REGEX.search(file.name)
             torch.hub.download_url_to_file(url, str(file), digest and digest.group(1), progress=False)
     return file
 
 
-def _in_hub_cache(name: str, config: Any, observe: Observer) -> Path:
+def _in_hub_cache(name: str, config: Any, on_event: Observer) -> Path:
     """The path of a file in the cache of the Hugging Face hub, which is fetched where it is not there yet."""
     hub = import_package("huggingface_hub", "huggingface_hub")
     repository, _, revision = config.hf_hub_id.partition("@")
@@ -163,7 +163,7 @@ def _in_hub_cache(name: str, config: Any, observe: Observer) -> Path:
             return Path(found)
     url = hub.hf_hub_url(repository, files[0], revision=revision or None)
     remedy = f"bring {files[0]} of {repository} and give it with --weights FILE, or {_LEARNED_NOTHING}"
-    with guard_fetch(name, url, remedy, observe), no_bars(hub.utils):
+    with guard_fetch(name, url, remedy, on_event), no_bars(hub.utils):
         return Path(_first_there(hub, repository, files, revision or None))
 
 
@@ -177,20 +177,20 @@ def _first_there(hub: Any, repository: str, files: Sequence[str], revision: str 
 
 
 @contextmanager
-def guard_fetch(name: str, url: str, remedy: str, observe: Observer) -> Iterator[None]:
+def guard_fetch(name: str, url: str, remedy: str, on_event: Observer) -> Iterator[None]:
     """Ask for the head of a file before its body is fetched: libraries wait long for a network that is not there.
 
     Args:
         name: the model, as the user gave it.
         url: the place where the file is.
         remedy: advice where it cannot be had.
-        observe: observer that is told of the file and its size.
+        on_event: observer that is told of the file and its size.
 
     Raises:
         WeightsMissing: The file cannot be fetched.
     """
     try:
-        observe(PhaseStarted(name=f"fetching weights, {_announced(url)}"))
+        on_event(PhaseStarted(name=f"fetching weights, {_announced(url)}"))
         yield
     except (OSError, RuntimeError) as error:
         why = " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__

@@ -92,20 +92,20 @@ class Stages:
         setup: data, network and first job of the run.
         unfreezing: layers that are trained later.
         epochs: number of all epochs.
-        observe: observer that is told when the frost line moves.
+        on_event: observer that is told when the frost line moves.
 
     Raises:
         SettingError: No layer would be frozen in the end, or a layer to unfreeze has an adapter.
         UnknownLayer: the network has no such layer.
     """
 
-    def __init__(self, setup: Setup, unfreezing: Unfreezing, epochs: int, observe: Observer) -> None:
+    def __init__(self, setup: Setup, unfreezing: Unfreezing, epochs: int, on_event: Observer) -> None:
         self.job = setup.job
         self._setup = setup
         self._unfreezing = unfreezing
         self._epochs = epochs
         self._left = list(unfreezing.steps)
-        self._observe = observe
+        self._on_event = on_event
         self._past: list[_Done] = []
         self._is_open = True
         _check(setup, unfreezing)
@@ -130,7 +130,7 @@ class Stages:
             self.job = self._setup.again(self._unfreezing.until_next(epoch, self._epochs))
         self._is_open = True
         layers = ", ".join(layer for step in due for layer in step.layers)
-        self._observe(LayersUnfrozen(epoch=epoch, layers=layers, frost_line=self.job.frost_line.name))
+        self._on_event(LayersUnfrozen(epoch=epoch, layers=layers, frost_line=self.job.frost_line.name))
         return UnfrozenHead(head=self.job.head, added=added)
 
     @property
@@ -318,7 +318,7 @@ def in_words(split: str | None, share: float, *, is_empty: bool, decided: bool) 
 
 def train(
     settings: TrainSettings,
-    observe: Observer,
+    on_event: Observer,
     *,
     begun: StartedJob | None = None,
     began_at: float | None = None,
@@ -332,7 +332,7 @@ def train(
 
     Args:
         settings: the settings of the job.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         begun: work that has begun already, which the caller ends; None begins here.
         began_at: the time since when the report's seconds count, as ``time.perf_counter`` does; now by default.
         options: options of the command, for the run's config.
@@ -345,7 +345,7 @@ def train(
     began_at = time.perf_counter() if began_at is None else began_at
     if settings.out is not None:
         make_folder(settings.out)
-    record = Record(observe)
+    record = Record(on_event)
     epochs = Unfreezing.parse(settings.unfreeze).until_next(0, settings.epochs or FEW_EPOCHS)
     with set_up(settings.job, record, begun=begun, min_classes=2, epochs=epochs) as setup:
         run = _Run(settings, setup, record, began_at)
@@ -421,7 +421,7 @@ class _Run:
             if len(self._held_out)
             else None,
             keeps_features=self._job.keeps_features,
-            observe=self._record,
+            on_event=self._record,
             objective=self._objective(),
             checkpointer=self._checkpoints,
             thaw=self._stages.thaw,

@@ -66,7 +66,7 @@ class JobSettings:
             columns of several inputs, as in ``pixel_values=image,input_ids=caption``.
         label: name of the column with the labels (``datasets.Dataset``); None takes one that is called so.
         relist: list the data; False takes the manifest that was built last (``datasets.Dataset``).
-        changed: policy for objects that changed since they were listed (``datasets.Dataset``).
+        on_change: policy for objects that changed since they were listed (``datasets.Dataset``).
         where: a selection, such as ``"label != 'trash'"``: the samples to use; None takes all.
         split: name of a split: of it alone; None takes all, and a training the split for that which the data brings.
         model: name of the network (``training.networks.load_model``).
@@ -107,7 +107,7 @@ class JobSettings:
     column: str | None = None
     label: str | None = None
     relist: bool = True
-    changed: str = CHANGED[0]
+    on_change: str = CHANGED[0]
     where: str | None = None
     split: str | None = None
     near: str | None = None
@@ -153,8 +153,8 @@ class JobSettings:
             raise SettingError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
         if self.max_length is not None and self.max_length < 1:
             raise SettingError(f"max_length must be at least 1, not {self.max_length}")
-        if not self.relist and self.changed == "rebuild":
-            raise SettingError("--changed rebuild lists the data, and --no-relist does not: leave one of them out")
+        if not self.relist and self.on_change == "rebuild":
+            raise SettingError("--on-change rebuild lists the data, and --no-relist does not: leave one of them out")
         self._check_loss()
         if self.lora is not None:
             LowRank.parse(self.lora)  # which refuses what makes no sense

@@ -43,7 +43,7 @@ class Setup:
 @contextmanager
 def set_up(
     settings: JobSettings,
-    observe: Observer,
+    on_event: Observer,
     *,
     begun: StartedJob | None = None,
     min_classes: int = 0,
@@ -53,7 +53,7 @@ def set_up(
 
     Args:
         settings: settings of the job.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         begun: work that has begun already, which the caller ends; None begins here.
         min_classes: minimum number of classes that the data must have; with 0 samples need no labels.
         epochs: number of epochs that the plan reckons with.
@@ -65,8 +65,8 @@ def set_up(
     """
     with ExitStack() as stack:
         if begun is None:
-            begun = stack.enter_context(begin(settings, observe, min_classes=min_classes))
-        observe(PhaseStarted(name="building the network"))
+            begun = stack.enter_context(begin(settings, on_event, min_classes=min_classes))
+        on_event(PhaseStarted(name="building the network"))
         parts = by_input(begun.samples, "--samples")
         network = load_model(
             settings.model,
@@ -78,10 +78,10 @@ def set_up(
             max_length=settings.max_length,
             samples=None if parts else preprocess_of(begun.samples),
             parts=parts,
-            observe=observe,
+            on_event=on_event,
         )
         _freeze(network, settings)
-        watch = _Watch(begun, observe)
+        watch = _Watch(begun, on_event)
         made = partial(_job, _known(settings, begun), network, watch, stack)
         job = made(begun.data, epochs)
         # As the job lists it: it may have listed it again.
@@ -115,7 +115,7 @@ def _job(
             accuracy=settings.accuracy,
             epochs=epochs,
             settings=settings.loader,
-            observe=watch,
+            on_event=watch,
         )
     )
 
@@ -140,20 +140,20 @@ class _Watch:
 
     Args:
         begun: the job begun with the node, which is waited for.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
 
     Raises:
         NodeUnreachable: The job's own node did not come up.
     """
 
-    def __init__(self, begun: StartedJob, observe: Observer) -> None:
+    def __init__(self, begun: StartedJob, on_event: Observer) -> None:
         self._process = begun.process
-        self._observe = observe
+        self._on_event = on_event
         if begun.process is not None:
             begun.process.start()
         self.url = begun.near or (begun.process.url if begun.process else "")
 
     def __call__(self, event: Event) -> None:
-        self._observe(event)
+        self._on_event(event)
         if isinstance(event, RequestRetried) and self._process is not None and self._process.restart_if_dead():
-            self._observe(NodeRestarted(url=self.url))
+            self._on_event(NodeRestarted(url=self.url))

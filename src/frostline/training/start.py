@@ -54,27 +54,27 @@ class StartedJob:
 
 
 @contextmanager
-def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> Iterator[StartedJob]:
+def begin(settings: JobSettings, on_event: Observer, *, min_classes: int = 0) -> Iterator[StartedJob]:
     """List the data, or have the job's node list it, and launch a node unless there is one; end it with the context.
 
     To import PyTorch takes seconds at the node and here, each on a core of its own: so nobody waits for the other.
 
     Args:
         settings: settings of the job.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         min_classes: minimum number of classes that the data must have; with 0 samples need no labels.
 
     Raises:
         UserError: The user can mend what is wrong: data, node or settings.
     """
     with _torch_comes() if settings.listed_by else nullcontext():
-        whole, data = _listed(settings, observe, min_classes)
+        whole, data = _listed(settings, on_event, min_classes)
     samples = samples_of(data, settings)
     near = settings.near or (None if settings.policy == ALL_IN_STORE else settings.loader.io)
     if near is not None:
         yield StartedJob(whole=whole, data=data, near=near, samples=samples, process=None)
         return
-    observe(PhaseStarted(name="starting a node"))
+    on_event(PhaseStarted(name="starting a node"))
     allow_training = settings.policy == ALL_IN_STORE
     # Every user of this machine reaches its loopback, and is nobody to whom the node would read this user's data.
     token = settings.loader.token or secrets.token_urlsafe(32)
@@ -86,7 +86,7 @@ def begin(settings: JobSettings, observe: Observer, *, min_classes: int = 0) -> 
         yield StartedJob(whole=whole, data=data, near=None, samples=samples, process=process, token=token)
 
 
-def _listed(settings: JobSettings, observe: Observer, min_classes: int) -> tuple[Dataset, Dataset]:
+def _listed(settings: JobSettings, on_event: Observer, min_classes: int) -> tuple[Dataset, Dataset]:
     """The data set and the samples of it to use, of which a job can be made."""
     whole = Dataset(
         settings.data,
@@ -94,12 +94,12 @@ def _listed(settings: JobSettings, observe: Observer, min_classes: int) -> tuple
         column=by_input(settings.column, "--column") or settings.column,
         label=settings.label,
         relist=settings.relist,
-        changed=settings.changed,
+        on_change=settings.on_change,
         targets=target_declaration(settings),
         near=settings.listed_by,
         # One that stands in the environment is left there: data sets travel to worker processes.
         token=None if settings.loader.token == LoaderSettings().token else settings.loader.token,
-        observe=observe,
+        on_event=on_event,
     )
     data = chosen_samples(whole, settings, settings.split)
     if settings.outputs is None and settings.targets is None:

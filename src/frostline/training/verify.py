@@ -97,7 +97,7 @@ class Verification:
 def verify(
     settings: TrainSettings,
     run: Path,
-    observe: Observer,
+    on_event: Observer,
     *,
     steps: int,
     begun: StartedJob | None = None,
@@ -110,7 +110,7 @@ def verify(
     Args:
         settings: settings of the run.
         run: folder of the run, of which files alone are read.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         steps: maximum number of steps.
         begun: work that has begun already, which the caller ends; None begins here.
         began_at: the time since when seconds count, as ``time.perf_counter`` does; now by default.
@@ -128,16 +128,16 @@ def verify(
     found = [Difference(part="record", what=f"line {number} is not as it was written") for number in record.damaged]
     if not record.steps:
         found.append(Difference(part="record", what="no step of it can be read"))
-    with _made(settings, observe, begun, keeps=False) as (setup, sides):
+    with _made(settings, on_event, begun, keeps=False) as (setup, sides):
         found += _causes(settings, setup, sides, identity, record)
-        now, failed = _computed(settings, setup, sides, chosen, observe)
+        now, failed = _computed(settings, setup, sides, chosen, on_event)
         name_of = _names(sides.train)
         found += [*failed, *_skipped(setup, chosen)]
     results = [compare_steps(was, now[was.step], name_of, allowed) for was in chosen if was.step in now]
     found += [difference for result in results for difference in result.differences]
     if settings.job.loader.cache_folder is not None:
-        with _made(settings, observe, begun, keeps=True) as (setup, sides):
-            kept, _ = _computed(settings, setup, sides, [now[step] for step in now], observe)
+        with _made(settings, on_event, begun, keeps=True) as (setup, sides):
+            kept, _ = _computed(settings, setup, sides, [now[step] for step in now], on_event)
         twice = 2 * largest_error(settings.job.accuracy)
         for number, step in kept.items():
             found += compare_steps(now[number], step, name_of, twice, "cache").differences
@@ -217,14 +217,14 @@ def spread(steps: Sequence[RecordedStep], maximum: int) -> list[RecordedStep]:
 
 @contextmanager
 def _made(
-    settings: TrainSettings, observe: Observer, begun: StartedJob | None, *, keeps: bool
+    settings: TrainSettings, on_event: Observer, begun: StartedJob | None, *, keeps: bool
 ) -> Iterator[tuple[Setup, TrainValSplit]]:
     """The run's job, and the samples of both its sides; each comes once, so nothing is kept in memory."""
     loader = replace(settings.job.loader, cache_bytes=0)
     job: JobSettings = replace(settings.job, loader=loader if keeps else replace(loader, cache_folder=None))
     if keeps and begun is not None and begun.process is not None:  # which is there already
         begun = replace(begun, near=begun.process.url, process=None)
-    with set_up(job, observe, begun=begun, min_classes=2) as setup:
+    with set_up(job, on_event, begun=begun, min_classes=2) as setup:
         yield setup, sides_of(settings, setup)
 
 
@@ -270,10 +270,10 @@ def _names(data: Dataset) -> Callable[[int], str]:
 
 
 def _computed(
-    settings: TrainSettings, setup: Setup, sides: TrainValSplit, chosen: Sequence[RecordedStep], observe: Observer
+    settings: TrainSettings, setup: Setup, sides: TrainValSplit, chosen: Sequence[RecordedStep], on_event: Observer
 ) -> tuple[dict[int, RecordedStep], list[Difference]]:
     """The same steps as they are now, by their numbers, and those that there are none of."""
-    observe(PhaseStarted(name="computing steps again"))
+    on_event(PhaseStarted(name="computing steps again"))
     sources, found, failed = SourceDigests(sides.train.samples), {}, []
     with closing(_Passes(settings, setup, sides.train)) as passes:
         for done, was in enumerate(chosen, 1):
@@ -290,7 +290,7 @@ def _computed(
                 number=was.number,
                 engine=setup.job.engine.engine,
             )
-            observe(ProgressMade(done=done, total=len(chosen)))
+            on_event(ProgressMade(done=done, total=len(chosen)))
     return found, failed
 
 

@@ -56,14 +56,14 @@ class ListingRequest:
         data: URL of its root, which the node must serve.
         format: name of its format; None takes what the listing looks like.
         relist: False takes the manifest that was built last, without listing the data.
-        changed: policy for objects that changed (``config.CHANGED``).
+        on_change: policy for objects that changed (``config.CHANGED``).
         known: SHA-256 of manifest files that the client has and need not get again.
     """
 
     data: Annotated[str, Sized(1, _MAX_URL)]
     format: Annotated[str, _FORMAT] | None = None
     relist: bool = True
-    changed: Annotated[str, OneOf(CHANGED)] = CHANGED[0]
+    on_change: Annotated[str, OneOf(CHANGED)] = CHANGED[0]
     known: Annotated[tuple[Digest, ...], Sized(0, MAX_KNOWN)] = ()
 
     def to_json(self) -> dict[str, Any]:

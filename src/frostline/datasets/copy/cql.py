@@ -60,7 +60,7 @@ def put_into_table(
     workers: int = 16,
     max_skipped_fraction: float = 0.01,
     verify: bool = False,
-    observe: Observer,
+    on_event: Observer,
     runner: PartRunner = make_in_process,
 ) -> CopyResult:
     """Put every sample with its name, label, mask, size and metadata into a table, which is made where it is missing.
@@ -81,7 +81,7 @@ def put_into_table(
         max_skipped_fraction: share of the samples that may be unreadable.
         verify: read the data and the masks of rows that are there already too, and put those again whose SHA-256 is
             not that of their seal.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         runner: runner that writes the samples, some hundred at a time.
 
     Raises:
@@ -99,21 +99,21 @@ def put_into_table(
     check_side(shorter_side)
     require_one_part(source)
     source = refresh_locally(source)
-    observe = refusing_observer(source.source.changed, observe)
+    on_event = refusing_observer(source.source.on_change, on_event)
     started = time.perf_counter()
     metadata = Metadata(source)
     free = dict(zip(metadata.kinds, store.free_names(tuple(metadata.kinds), has_masks=source.has_targets), strict=True))
     kinds = {free[name]: kind for name, kind in metadata.kinds.items()}
     lacking = store.create(kinds, has_masks=source.has_targets)
     behind = [name for name, called in free.items() if called in lacking]
-    say_what_is_left(source, observe, [*metadata.nested, *behind])
-    say_orientation(source, shorter_side, observe)
-    _say_other_numbers(source, observe)
-    observe(PhaseStarted(name="putting samples into a table"))
+    say_what_is_left(source, on_event, [*metadata.nested, *behind])
+    say_orientation(source, shorter_side, on_event)
+    _say_other_numbers(source, on_event)
+    on_event(PhaseStarted(name="putting samples into a table"))
     kept = {name: called for name, called in free.items() if called not in lacking}
     plan = _TablePlan(source=source, table=store, columns=kept, side=shorter_side, workers=workers, verify=verify)
     ranges = (range(start, min(start + _ROWS_A_PART, len(source))) for start in range(0, len(source), _ROWS_A_PART))
-    tally = PartTally(len(source), math.ceil(max_skipped_fraction * len(source)), observe)
+    tally = PartTally(len(source), math.ceil(max_skipped_fraction * len(source)), on_event)
     parts: list[_PartPut]
     parts, _ = whole_parts(runner, plan, itertools.starmap(CopyPart, enumerate(ranges)), tally)
     return CopyResult(
@@ -126,12 +126,12 @@ def put_into_table(
     )
 
 
-def _say_other_numbers(source: Dataset, observe: Observer) -> None:
+def _say_other_numbers(source: Dataset, on_event: Observer) -> None:
     """Say if the table, which has no place for the classes' order and for those without samples, numbers them anew."""
     there = [source.classes[label] for label, count in source.selection.per_label.items() if count and label >= 0]
     if are_numbers(source.classes) or list(source.classes) == in_order(there):
         return
-    observe(
+    on_event(
         SetupWarning(
             reason=f"a table has no place for the order of classes: {len(there)} have samples, and are numbered there "
             f"in the order of their names, not as {', '.join(source.classes[:_CLASSES_SHOWN])}"

@@ -480,39 +480,39 @@ def metadata_in(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in columns if name not in COLUMNS.names and name not in TARGET_COLUMNS.names)
 
 
-def say_what_is_left(source: Dataset, observe: Observer, left: Sequence[str] | None = None) -> None:
+def say_what_is_left(source: Dataset, on_event: Observer, left: Sequence[str] | None = None) -> None:
     """Tell which metadata columns of a data set, or names of their values, stay behind, before a copy is made of it.
 
     Args:
         source: data set that has the metadata.
-        observe: observer that is told, if there are any.
+        on_event: observer that is told, if there are any.
         left: the names; None for all that there are.
     """
     columns = metadata_in(source.columns) if left is None else tuple(left)
     if columns:
-        observe(ColumnsDropped(url=source.url, columns=columns))
+        on_event(ColumnsDropped(url=source.url, columns=columns))
     if named := [name for name in source.manifest.named if name in source.columns and name not in columns]:
         reason = (
             f"of {', '.join(named)} a copy has the numbers, and not the names that they stand for: it carries those of "
             "the label alone, which label= chooses"
         )
-        observe(SetupWarning(reason=reason))
+        on_event(SetupWarning(reason=reason))
 
 
-def say_orientation(source: Dataset, side: int | None, observe: Observer) -> None:
+def say_orientation(source: Dataset, side: int | None, on_event: Observer) -> None:
     """Tell that a copy of encoded images is read otherwise than its source, before it is made; if it is.
 
     Args:
         source: data set whose own reader may turn images as their EXIF data says.
         side: side to which images are scaled, which turns them; None leaves their bytes as they are.
-        observe: observer that is told.
+        on_event: observer that is told.
     """
     if source.manifest.is_turned and side is None:
         reason = (
             f"{source.url} is read as Hugging Face's datasets does it, which turns images as their EXIF data says; the "
             "copy keeps their bytes and is read without that: declare Decode(orientation='exif') for the same pixels"
         )
-        observe(SetupWarning(reason=reason))
+        on_event(SetupWarning(reason=reason))
 
 
 class Metadata:

@@ -151,19 +151,19 @@ class PartTally:
     Args:
         samples: number of samples of all parts.
         max_skipped: maximum number of them that may be left out.
-        observe: observer that is told what was skipped now, and how far the copy is.
+        on_event: observer that is told what was skipped now, and how far the copy is.
     """
 
-    def __init__(self, samples: int, max_skipped: int, observe: Observer) -> None:
+    def __init__(self, samples: int, max_skipped: int, on_event: Observer) -> None:
         self._samples = samples
         self._max_skipped = max_skipped
-        self._observe = observe
+        self._on_event = on_event
         self._done = self._skipped = 0
 
     def tell(self, skipped: Iterable[Skipped]) -> None:
         """Tell of samples that could not be read now."""
         for lost in skipped:
-            self._observe(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed))
+            self._on_event(SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed))
 
     def add(self, part: CopyPart, skipped: tuple[Skipped, ...]) -> None:
         """Count a part that is whole.
@@ -179,7 +179,7 @@ class PartTally:
                 f"{self._skipped} of {self._samples} samples cannot be read, and at most {self._max_skipped} may be "
                 f"left out: {lost.object} is the last ({lost.reason}); allow more with --max-skipped-fraction"
             )
-        self._observe(ProgressMade(done=self._done, total=self._samples))
+        self._on_event(ProgressMade(done=self._done, total=self._samples))
 
 
 def whole_parts(

@@ -204,7 +204,7 @@ def ingest(
     workers: int = _THREADS,
     max_skipped_fraction: float = 0.01,
     verify: bool = False,
-    observe: Observer,
+    on_event: Observer,
     runner: PartRunner = make_in_process,
 ) -> Ingested:
     """Keep the pixels of a data set's images, as far as they are the same in every epoch.
@@ -225,7 +225,7 @@ def ingest(
         workers: images read and decoded at once.
         max_skipped_fraction: share of the images that may be unreadable.
         verify: read the objects that are there already, and make those again whose SHA-256 is another one.
-        observe: observer that is told what happens.
+        on_event: function that is called with each event.
         runner: runner that makes the missing objects.
 
     Raises:
@@ -240,7 +240,7 @@ def ingest(
     """
     require_one_part(source)
     source = refresh_locally(source)
-    observe = refusing_observer(source.source.changed, observe)
+    on_event = refusing_observer(source.source.on_change, on_event)
     if (kept := source.manifest.applied) is not None:  # its pixels were decoded then
         applied = replace(applied, decoder=kept.decoder)
     applied = applied.orient(is_turned=source.manifest.is_turned if kept is None else kept.whole.is_turned)
@@ -254,26 +254,26 @@ def ingest(
         has_masks=source.has_targets,
     )
     rest = steps_left(applied.whole, source.manifest.applied, is_turned=source.manifest.is_turned)
-    say_what_is_left(source, observe, metadata.nested)
+    say_what_is_left(source, on_event, metadata.nested)
     with ExitStack() as stack:
         store = _destination(destination, stack)
         plan = ReadyPlan(source=source, rest=rest, store=store, layout=layout, workers=workers)
-        return _ingest(plan, metadata, runner, math.ceil(max_skipped_fraction * len(source)), observe, verify=verify)
+        return _ingest(plan, metadata, runner, math.ceil(max_skipped_fraction * len(source)), on_event, verify=verify)
 
 
 def _ingest(
-    plan: ReadyPlan, metadata: Metadata, runner: PartRunner, max_skipped: int, observe: Observer, *, verify: bool
+    plan: ReadyPlan, metadata: Metadata, runner: PartRunner, max_skipped: int, on_event: Observer, *, verify: bool
 ) -> Ingested:
     started = time.perf_counter()
     source, store, layout = plan.source, plan.store, plan.layout
     there = {entry.object: entry.size for entry in store.list()}
     _claim(store, layout, there)
-    observe(PhaseStarted(name="making the ready format"))
+    on_event(PhaseStarted(name="making the ready format"))
     parts, made = whole_parts(
         runner,
         plan,
         (CopyPart(number, layout.rows(number)) for number in range(layout.objects)),
-        PartTally(layout.samples, max_skipped, observe),
+        PartTally(layout.samples, max_skipped, on_event),
         found=_Before(plan, metadata, there, verify=verify).found,
     )
     digest, table = table_file(layout, parts, source.classes)

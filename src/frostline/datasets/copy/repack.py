@@ -88,7 +88,7 @@ def repack(
     workers: int = 16,
     max_skipped_fraction: float = 0.01,
     verify: bool = False,
-    observe: Observer,
+    on_event: Observer,
     runner: PartRunner = make_in_process,
 ) -> Repacked:
     """Copy a data set's samples into another format, in the same store or in another.
@@ -109,7 +109,7 @@ def repack(
         workers: samples read, and objects written, at once.
         max_skipped_fraction: share of the samples that may be unreadable.
         verify: read all objects that are there already, also those whose versions say that nobody touched them.
-        observe: observer that is told what happens; before it begins, which metadata columns the format has no place
+        on_event: observer that is told what happens; before it begins, which metadata columns the format has no place
             for. Of class folders the names keep the split.
         runner: runner that makes the missing parts.
 
@@ -124,14 +124,14 @@ def repack(
     """
     require_one_part(source)
     source = refresh_locally(source)
-    observe = refusing_observer(source.source.changed, observe)
+    on_event = refusing_observer(source.source.on_change, on_event)
     if part_bytes < 1 or workers < 1:
         raise SettingError("a part has at least a byte, and there is at least one worker")
     check_side(shorter_side)
     in_names = {SPLIT} if source.splits_brought else set()
     behind = [name for name in metadata_in(source.columns) if name not in in_names]
-    say_what_is_left(source, observe, () if packer_named(format).keeps_metadata else behind)
-    say_orientation(source, shorter_side, observe)
+    say_what_is_left(source, on_event, () if packer_named(format).keeps_metadata else behind)
+    say_orientation(source, shorter_side, on_event)
     claim = {"source": source.digest, "format": format, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
         store = open_store(str(destination))
@@ -151,7 +151,7 @@ def repack(
             names=FolderNames(source) if has_names else None,
         )
         copy = _Copy(plan, records, stack, verify=verify)
-        return copy.run(runner, claim, part_bytes, math.ceil(max_skipped_fraction * len(source)), observe)
+        return copy.run(runner, claim, part_bytes, math.ceil(max_skipped_fraction * len(source)), on_event)
 
 
 def _records_of(store: FolderStore, format: str) -> FolderStore:
@@ -178,19 +178,19 @@ class _Copy:
         stack.callback(self._readers.shutdown, cancel_futures=True)
 
     def run(
-        self, runner: PartRunner, claim: dict[str, Any], part_bytes: int, max_skipped: int, observe: Observer
+        self, runner: PartRunner, claim: dict[str, Any], part_bytes: int, max_skipped: int, on_event: Observer
     ) -> Repacked:
         started = time.perf_counter()
         there = self._listed()
         self._claim(claim, there)
         self._sweep(there)
-        observe(PhaseStarted(name=f"copying to {self._plan.format}"))
+        on_event(PhaseStarted(name=f"copying to {self._plan.format}"))
         ranges = divide_samples(self._lengths(), max_bytes=part_bytes, max_rows=_MAX_ROWS)
         parts, made = whole_parts(
             runner,
             self._plan,
             itertools.starmap(CopyPart, enumerate(ranges)),
-            PartTally(len(self._source), max_skipped, observe),
+            PartTally(len(self._source), max_skipped, on_event),
             found=partial(self._found, there),
             keep=self._kept,
         )

@@ -213,8 +213,8 @@ class Record:
         resumed_epochs: epochs that an earlier process trained to their end.
     """
 
-    def __init__(self, observe: Observer) -> None:
-        self._observe = observe
+    def __init__(self, on_event: Observer) -> None:
+        self._on_event = on_event
         self.losses: list[float] = []
         self.epoch_losses: list[float] = []
         self.scores: list[Evaluated] = []
@@ -259,7 +259,7 @@ class Record:
                 self.kept = event
             case _:
                 pass
-        self._observe(event)
+        self._on_event(event)
 
 
 _DECIDING = ("numpy", "pillow", "pyarrow")
