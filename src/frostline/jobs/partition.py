@@ -237,26 +237,31 @@ class PartitionedModel:
             return replace(situation, store=store, nodes=max(1, len(nodes) - len(lacking)))
         return situation
 
-    def refusal(self, context: JobContext, before_upload: Callable[[], None] | None = None) -> str | None:
-        """Ship the network, and find out why the nodes do not run it up to the frost line; None where they do.
+    def refusal(self, context: JobContext) -> str | None:
+        """Ship the network, and find out why the nodes do not run it up to the frost line; None where they do."""
+        return self.settle(context, lambda: self.ship(context) or self.no_room(context))
 
-        Nothing is measured: a node says so by its weights and by what a run would take. The reason, in its words, is
-        told.
+    def settle(self, context: JobContext, find: Callable[[], str | None]) -> str | None:
+        """Find out why the nodes do not run the network, None where they do, and let those go on who wait for that.
 
         Args:
             context: context of the job.
-            before_upload: function that is called before many bytes are sent; not where the nodes have them.
+            find: function that finds out.
         """
-        shipment: Shipment | None = context.shipment
+        assert context.shipment is not None, "there is a prefix"
         refused: str | None = "it could not be sent"
-        assert shipment is not None, "there is a prefix"
         try:
-            refused = self.ship(context, before_upload) or self._no_room(context)
+            refused = find()
         finally:
-            shipment.settle(refused)
+            context.shipment.settle(refused)
         return refused
 
-    def _no_room(self, context: JobContext) -> str | None:
+    def no_room(self, context: JobContext) -> str | None:
+        """Find out why the nodes, which have the network, have no memory to run it; None where they do.
+
+        Nothing is measured: a node says so by its weights and by what a run would take. The reason, in its words, is
+        told.
+        """
         one = request_of(context, some_of(context.data, 1), cut=context.cuts[-1].number)
         try:
             context.asking(lambda: context.transport.profile(ProfileRequest(features=one, only_engine=True)))
