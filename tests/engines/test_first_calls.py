@@ -35,7 +35,7 @@ def build(what):
     if what == "runner":
         return Runner(Graph(inputs=(), leaves=(), nodes=(), outputs=()))
     recipe = Recipe(epochs=1, batch_size=1)
-    return Loop(recipe, nn.Linear(1, 1), train=lambda _: (), held_out=None, observe=lambda _: None)
+    return Loop(recipe, nn.Linear(1, 1), train=lambda _: (), held_out=None, on_event=lambda _: None)
 
 known = set(sys.argv[1].split(","))
 for what in sys.argv[2:]:

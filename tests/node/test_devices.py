@@ -179,12 +179,16 @@ def test_a_tenant_whose_work_is_made_to_fail_takes_a_device_from_itself_alone(ca
             assert set(made.run(value).ravel().tolist()) == {value * 10}
             return sum(made.engines[0].runs.values()) - before
 
-        assert runs_on_the_first("ann", 1.0) == 1
+        def comes_to_the_first(name, value):
+            """On a busy machine the other device may be ready for the next run before it."""
+            return any(runs_on_the_first(name, value) for _ in range(50))
+
+        assert comes_to_the_first("ann", 1.0)
         assert "gets no more work of ann until" in caplog.messages[-1]
         assert runs_on_the_first("ann", 2.0) == 0
-        assert runs_on_the_first("bob", 2.0) == 1
+        assert comes_to_the_first("bob", 2.0)
         assert made.devices.in_service() == (0, 1)
-        assert runs_on_the_first("bob", 1.0) == 1
+        assert comes_to_the_first("bob", 1.0)
         assert "gets no more work until" in caplog.messages[-1]
         assert made.devices.in_service() == (1,)
     with bench(Simulated(lambda _: True), Simulated()) as made:

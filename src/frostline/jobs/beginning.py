@@ -1,8 +1,6 @@
 """Decides what a job begins with: what an earlier one found, what is measured first, or the frost line at the node."""
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,10 +8,10 @@ from typing import TYPE_CHECKING
 from frostline.batching import ROWS
 from frostline.core import EXACT, Route
 from frostline.core.config import cache_folder
-from frostline.core.errors import FrostlineError, OverBudget
+from frostline.core.errors import OverBudget
 from frostline.core.events import Event, MeasurementFailed, PhaseStarted, SetupWarning
 from frostline.jobs.context import JobContext, keeps_features, measurement_key, shares_cores, total_samples
-from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Stage, wait_for_bytes
+from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Shipping, Stage
 from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, make_plan, plan_at_cut
@@ -157,7 +155,7 @@ def _at_once(
 
     def measure(cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
         # Whether the node runs it is asked while it tries engines: on a thin link each answer queues behind samples.
-        shipping, made = _Shipping(beside, network, cancellation), None
+        shipping, made = Shipping(beside, network, cancellation), None
         try:
             # The weights may have been long on their way; the trainer goes on with its share meanwhile.
             if shipping.is_sent() and tries and pays_for_trial(now := left(), context.settings.trial_s):
@@ -189,57 +187,6 @@ def _at_once(
     rows = context.settings.device_batch if found is None else 0
     trainer = TrainerEngine(context, ready, eager_rows=rows) if tries_here else None
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
-
-
-class _Shipping:
-    """Brings the frozen part to a node beside the loop, and asks whether it runs there; in a thread of its own.
-
-    Args:
-        context: context of the job.
-        network: network of the job.
-        cancellation: cancellation of the job's work beside its loop.
-    """
-
-    def __init__(self, context: JobContext, network: "PartitionedModel", cancellation: Cancellation) -> None:
-        self._context = context
-        self._network = network
-        self._cancellation = cancellation
-        self._sent: Future[bool] = Future()
-        self._refused: Future[str | None] = Future()
-        threading.Thread(target=self._run, name="frostline-shipping", daemon=True).start()
-
-    def is_sent(self) -> bool:
-        """Wait until the node has it, or does not get it."""
-        return self._sent.result()
-
-    def is_run(self) -> bool:
-        """Wait until it is known whether the node runs it; what keeps it from being asked is told."""
-        try:
-            return self._refused.result() is None
-        except FrostlineError as error:
-            self._context.asking.on_event(SetupWarning(reason=f"the frozen layers run here: {error}"))
-            return False
-
-    def _run(self) -> None:
-        try:
-            self._refused.set_result(self._network.settle(self._context, self._ask))
-        except BaseException as error:  # noqa: BLE001 -- raised to whoever asks
-            self._refused.set_exception(error)
-        finally:
-            if not self._sent.done():
-                self._sent.set_result(False)
-
-    def _ask(self) -> str | None:
-        with self._cancellation.ends(self._context.transport.break_off):  # a job that is over sends no weights
-            if refused := self._network.ship(self._context, self._let_pass):
-                return refused
-            self._sent.set_result(True)
-            return self._network.no_room(self._context)
-
-    def _let_pass(self) -> None:
-        data, transport = self._context.data, self._context.transport
-        nbytes = data.samples.encoded_bytes * self._context.settings.device_batch // max(1, len(data))
-        wait_for_bytes(nbytes, lambda: transport.statistics().bytes_received, self._cancellation)
 
 
 def pays_for_trial(left: Left, trial_s: float | None) -> bool:

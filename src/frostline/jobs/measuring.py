@@ -6,13 +6,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from frostline.core.errors import FrostlineError, SettingError, Unavailable
-from frostline.core.events import BatchDelivered, EngineChanged, EpochStarted, Event, MeasurementFailed
+from frostline.core.events import BatchDelivered, EngineChanged, EpochStarted, Event, MeasurementFailed, SetupWarning
 from frostline.core.files import FileCache, with_schema, without_schema
 from frostline.core.system import __version__
 from frostline.jobs.router import Router
@@ -21,7 +22,10 @@ from frostline.planning import Situation, make_plan
 from frostline.profiles import Trial
 from frostline.transport import Cancellation
 
-__all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring", "Stage", "wait_for_bytes")
+if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
+    from frostline.jobs.context import JobContext
+
+__all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring", "Shipping", "Stage", "wait_for_bytes")
 
 _FORMAT = 1
 # Until the first samples are there, or until it may be that no loop has begun; and between two looks at that.
@@ -243,6 +247,70 @@ def _follow(found: Measurements, fetcher: Fetcher, router: Router) -> list[Event
         replanned = router.begin_plan(found.situation, make_plan(found.situation))
         changes += [] if replanned is None else [replanned]
     return changes
+
+
+class Shipped(Protocol):
+    """The network of a job, of which the frozen part is brought to the nodes; see ``partition.PartitionedModel``."""
+
+    def ship(self, context: "JobContext", before_upload: Callable[[], None]) -> str | None:
+        """Bring it there. Returns why it cannot be; None if it is."""
+
+    def no_room(self, context: "JobContext") -> str | None:
+        """Find out why the nodes, which have it, have no memory to run it; None where they do."""
+
+    def settle(self, context: "JobContext", find: Callable[[], str | None]) -> str | None:
+        """Find out why the nodes do not run it, None where they do, and let those go on who wait for that."""
+
+
+class Shipping:
+    """Brings the frozen part to a node beside the loop, and asks whether it runs there; in a thread of its own.
+
+    Args:
+        context: context of the job.
+        network: network of the job.
+        cancellation: cancellation of the job's work beside its loop.
+    """
+
+    def __init__(self, context: "JobContext", network: Shipped, cancellation: Cancellation) -> None:
+        self._context = context
+        self._network = network
+        self._cancellation = cancellation
+        self._sent: Future[bool] = Future()
+        self._refused: Future[str | None] = Future()
+        threading.Thread(target=self._run, name="frostline-shipping", daemon=True).start()
+
+    def is_sent(self) -> bool:
+        """Wait until the node has it, or does not get it."""
+        return self._sent.result()
+
+    def is_run(self) -> bool:
+        """Wait until it is known whether the node runs it; what keeps it from being asked is told."""
+        try:
+            return self._refused.result() is None
+        except FrostlineError as error:
+            self._context.asking.on_event(SetupWarning(reason=f"the frozen layers run here: {error}"))
+            return False
+
+    def _run(self) -> None:
+        try:
+            self._refused.set_result(self._network.settle(self._context, self._ask))
+        except BaseException as error:  # noqa: BLE001 -- raised to whoever asks
+            self._refused.set_exception(error)
+        finally:
+            if not self._sent.done():
+                self._sent.set_result(False)
+
+    def _ask(self) -> str | None:
+        with self._cancellation.ends(self._context.transport.break_off):  # a job that is over sends no weights
+            if refused := self._network.ship(self._context, self._let_pass):
+                return refused
+            self._sent.set_result(True)
+            return self._network.no_room(self._context)
+
+    def _let_pass(self) -> None:
+        data, transport = self._context.data, self._context.transport
+        nbytes = data.samples.encoded_bytes * self._context.settings.device_batch // max(1, len(data))
+        wait_for_bytes(nbytes, lambda: transport.statistics().bytes_received, self._cancellation)
 
 
 def wait_for_bytes(nbytes: int, received: Callable[[], int], cancellation: Cancellation) -> None:
