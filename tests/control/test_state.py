@@ -326,7 +326,8 @@ def test_losses_doubles_and_disorder_change_nothing_in_the_end(demands, chance):
         for each, demand in zip(shaken, amounts, strict=True):
             exchange(rough, each, float(now_s), demand=demand)
     found = [each.in_force.bytes_per_s for each in shaken]
-    assert found == pytest.approx([each.in_force.bytes_per_s for each in quiet], rel=5e-3, abs=1e-6)
+    # Settings that differ by a thousandth are the same, so that a small stage may lack so much of what others hold.
+    assert found == pytest.approx([each.in_force.bytes_per_s for each in quiet], rel=5e-3, abs=1e-3 * BYTES)
 
 
 def trouble(state, stages, chance):
