@@ -567,7 +567,7 @@ def examine(subject: ExaminedSetup, on_event: Observer) -> Iterator[Finding]:
 
     Args:
         subject: set-up to examine.
-        on_event: observer that is told what happens meanwhile.
+        on_event: function that is called with each event meanwhile.
     """
     yield from examine_machine()
     if subject.devices is not None:
@@ -725,7 +725,7 @@ def _examine_network(settings: JobSettings, on_event: Observer) -> Iterator[Find
 
     Args:
         settings: settings of the job.
-        on_event: observer that is told what happens meanwhile.
+        on_event: function that is called with each event meanwhile.
 
     Raises:
         UserError: The user can mend what is wrong: data, network, node or settings.

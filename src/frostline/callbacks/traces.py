@@ -140,7 +140,7 @@ class _Trace(ABC):
     """An observer that makes spans of events. Use it as a context manager around the job.
 
     Args:
-        on_event: observer that is told of each event too; by default warnings reach the user, as without a trace.
+        on_event: function that is called with each event too; by default warnings reach the user, as without a trace.
         clock: seconds since 1970.
     """
 
@@ -193,7 +193,7 @@ class TraceFile(_Trace):
 
     Args:
         path: the file, made for its user alone; one that is there is replaced.
-        on_event: observer that is told of each event too; by default warnings reach the user, as without a trace.
+        on_event: function that is called with each event too; by default warnings reach the user, as without a trace.
         clock: seconds since 1970.
 
     Raises:
@@ -273,7 +273,7 @@ class OpenTelemetryTrace(_Trace):
 
     Args:
         tracer: a tracer, as ``opentelemetry.trace.get_tracer(...)`` gives it; where its spans go is its own affair.
-        on_event: observer that is told of each event too; by default warnings reach the user, as without a trace.
+        on_event: function that is called with each event too; by default warnings reach the user, as without a trace.
         clock: seconds since 1970.
     """
 

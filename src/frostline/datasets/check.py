@@ -161,7 +161,7 @@ def check(data: Dataset, on_event: Observer, *, progress: Path | None = None) ->
 
     Args:
         data: all of it, or the part that matters.
-        on_event: observer that is told of progress, and of every sample that cannot be read.
+        on_event: function that is called with progress, and of every sample that cannot be read.
         progress: folder for what is kept; by default one in the user's cache folder.
 
     Raises:

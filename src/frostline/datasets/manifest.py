@@ -234,7 +234,7 @@ def refusing_observer(on_change: str, on_event: Observer) -> Observer:
 
     Args:
         on_change: the data set's choice.
-        on_event: observer that is told every event first.
+        on_event: function that is called with every event first.
     """
 
     def watch(event: Event) -> None:
@@ -302,7 +302,7 @@ def list_all(store: Listable, on_event: Observer) -> Entries:
 
     Args:
         store: the store to list.
-        on_event: observer that is told how many objects were found by now.
+        on_event: function that is called with the number of objects found by now.
 
     Raises:
         DataNotFound: the root is not there.
@@ -342,7 +342,7 @@ def _observed(entries: Iterable[Entry], on_event: Observer) -> Iterator[Entry]:
 
 
 def null_observer(event: Event) -> None:
-    """An observer that is told and does nothing."""
+    """An observer that does nothing."""
 
 
 IN_MEMORY_BYTES = 32 << 20
@@ -420,7 +420,7 @@ def load_manifest(
         refuses_changes: a listing that differs from that of the manifest that was built last is refused.
         looks_elsewhere: objects that the data names and that lie elsewhere are asked for again, and count as listed.
         only_within: data whose samples may lie elsewhere than in the store is refused before any of it is looked at.
-        on_event: observer that is told how far the listing is, and what is built.
+        on_event: function that is called with the progress of the listing, and what is built.
 
     Raises:
         Forbidden: the samples may lie elsewhere, and that is refused.

@@ -332,7 +332,7 @@ class NodeListing:
         """The manifest, from the first node that answers; those that hang or are not ready are asked last.
 
         Args:
-            on_event: observer that is told how far the node is.
+            on_event: function that is called with the node's progress.
 
         Raises:
             DataError: The node found the data to be wrong; the sentence says what.

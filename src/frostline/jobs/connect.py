@@ -45,7 +45,7 @@ def reach(
         node: settings of the node in this process.
         left_out: function that is told of a node that cannot run an engine, by its URL.
         stack: stack that closes what was made.
-        on_event: observer that is told which nodes come and go.
+        on_event: function that is called when nodes come and go.
 
     Raises:
         Refused: No node speaks a protocol of this version.

@@ -99,7 +99,7 @@ class WorkerSetup:
         Args:
             shares: shares of the samples, by way; they stay.
             workers: number of workers that share what the job may use.
-            on_event: observer that is told what happens; a job's log tells the job itself.
+            on_event: function that is called with each event; a job's log tells the job itself.
         """
         stack = ExitStack()
         Finalize(None, stack.close, exitpriority=0)  # which multiprocessing calls before it waits for threads

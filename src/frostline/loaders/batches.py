@@ -126,7 +126,7 @@ class BatchFiller(Closing):
     Args:
         steps: generator of the batches; None where the next one lacks rows. Run by one thread at a time, whichever.
         arrivals: rows that they are made of.
-        on_event: observer that is told what happened, in the loop's thread.
+        on_event: function that is called with each event, in the loop's thread.
         interrupt: function that frees a thread that waits within a step; safe from any thread.
         max_bytes: maximum bytes of finished batches that wait for the loop; one may, whatever its bytes are. None
             bounds nothing.

@@ -441,7 +441,7 @@ class RetryPolicy:
 
     Attributes:
         retry_for_s: the time for each thing that is asked for, from its first refusal on.
-        on_event: observer that is told of every wait, before it.
+        on_event: function that is called before every wait.
         clock: seconds of a monotonic clock.
         wait: function that lets so many seconds pass.
         jitter: see ``delay_s``.

@@ -178,7 +178,7 @@ class Prefetcher:
             rows.
         threads: the most requests under way at once, whatever the tuner chooses; each is made when it is first needed.
         clock: seconds of a monotonic clock.
-        on_event: observer that is told what happened, in the thread of who iterates; whoever listens finds it in
+        on_event: function that is called with each event, in the thread of who iterates; whoever listens finds it in
             ``happened``.
         tuner: tuner that gives the window other bounds while it runs; None leaves them.
 

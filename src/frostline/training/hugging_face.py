@@ -165,7 +165,7 @@ def from_hugging_face(
 
     Args:
         name: the name as the user gave it.
-        on_event: observer that is told when files are fetched, and where images are prepared otherwise than the
+        on_event: function that is called when files are fetched, and where images are prepared otherwise than the
             network's files say.
         pretrained: load the weights; else they are random.
         tokenizer: tokenizer of texts, see ``tokenizer_named``; None takes that of the folder.
@@ -211,7 +211,7 @@ def tokenizer_named(name: str, on_event: Observer) -> TextTokenizer:
 
     Args:
         name: the name as the user gave it.
-        on_event: observer that is told when files are fetched.
+        on_event: function that is called when files are fetched.
 
     Raises:
         UnknownModel: A name behind ``hf:`` is neither a folder nor an owner with a name.

@@ -80,7 +80,7 @@ def load_model(
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
         samples: preprocessing of sounds or arrays; None takes what the network's library says of images or texts.
         parts: kind of each input, in words of ``training.settings``, where the network takes several by name.
-        on_event: observer that is told when weights are fetched, and where they came from.
+        on_event: function that is called when weights are fetched, and where they came from.
 
     Raises:
         UnknownModel: There is no network of that name; the message has the nearest ones.

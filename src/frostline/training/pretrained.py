@@ -69,7 +69,7 @@ def from_torchvision(name: str, on_event: Observer, *, pretrained: bool) -> Buil
 
     Args:
         name: the name as the user gave it.
-        on_event: observer that is told when weights are fetched.
+        on_event: function that is called when weights are fetched.
         pretrained: load torchvision's default weights of it; else they are random.
 
     Raises:
@@ -184,7 +184,7 @@ def guard_fetch(name: str, url: str, remedy: str, on_event: Observer) -> Iterato
         name: the model, as the user gave it.
         url: the place where the file is.
         remedy: advice where it cannot be had.
-        on_event: observer that is told of the file and its size.
+        on_event: function that is called with the name of the file and its size.
 
     Raises:
         WeightsMissing: The file cannot be fetched.

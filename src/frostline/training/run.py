@@ -92,7 +92,7 @@ class Stages:
         setup: data, network and first job of the run.
         unfreezing: layers that are trained later.
         epochs: number of all epochs.
-        on_event: observer that is told when the frost line moves.
+        on_event: function that is called when the frost line moves.
 
     Raises:
         SettingError: No layer would be frozen in the end, or a layer to unfreeze has an adapter.

@@ -485,7 +485,7 @@ def say_what_is_left(source: Dataset, on_event: Observer, left: Sequence[str] | 
 
     Args:
         source: data set that has the metadata.
-        on_event: observer that is told, if there are any.
+        on_event: function that is called with an event about them, if there are any.
         left: the names; None for all that there are.
     """
     columns = metadata_in(source.columns) if left is None else tuple(left)
@@ -505,7 +505,7 @@ def say_orientation(source: Dataset, side: int | None, on_event: Observer) -> No
     Args:
         source: data set whose own reader may turn images as their EXIF data says.
         side: side to which images are scaled, which turns them; None leaves their bytes as they are.
-        on_event: observer that is told.
+        on_event: function that is called with each event.
     """
     if source.manifest.is_turned and side is None:
         reason = (

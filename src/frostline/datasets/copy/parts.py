@@ -151,7 +151,7 @@ class PartTally:
     Args:
         samples: number of samples of all parts.
         max_skipped: maximum number of them that may be left out.
-        on_event: observer that is told what was skipped now, and how far the copy is.
+        on_event: function that is called with what was skipped now, and how far the copy is.
     """
 
     def __init__(self, samples: int, max_skipped: int, on_event: Observer) -> None:

@@ -109,8 +109,8 @@ def repack(
         workers: samples read, and objects written, at once.
         max_skipped_fraction: share of the samples that may be unreadable.
         verify: read all objects that are there already, also those whose versions say that nobody touched them.
-        on_event: observer that is told what happens; before it begins, which metadata columns the format has no place
-            for. Of class folders the names keep the split.
+        on_event: function that is called with each event; before it begins, which metadata columns the format has no
+            place for. Of class folders the names keep the split.
         runner: runner that makes the missing parts.
 
     Raises:
