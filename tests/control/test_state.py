@@ -1,10 +1,12 @@
 """The control plane's state: whatever happens to messages, the end is the same, and nothing is given twice."""
 
+import math
+import random
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from frostline.control.app import ControlPlane, steady_clock
@@ -311,6 +313,8 @@ def test_a_stage_of_another_tenant_with_the_same_name_is_another_stage():
 DEMANDS = st.lists(st.one_of(st.floats(0, 2000), st.just(float("inf"))), min_size=1, max_size=6)
 
 
+# Others were left with a thousandth more than their shares, which was a quarter of the smallest one.
+@example([1.5, math.inf, 200.0, math.inf, 200.0, math.inf], random.Random(57))
 @given(DEMANDS, st.randoms(use_true_random=False))
 @settings(deadline=None)
 def test_losses_doubles_and_disorder_change_nothing_in_the_end(demands, chance):
@@ -326,8 +330,7 @@ def test_losses_doubles_and_disorder_change_nothing_in_the_end(demands, chance):
         for each, demand in zip(shaken, amounts, strict=True):
             exchange(rough, each, float(now_s), demand=demand)
     found = [each.in_force.bytes_per_s for each in shaken]
-    # Settings that differ by a thousandth are the same, so that a small stage may lack so much of what others hold.
-    assert found == pytest.approx([each.in_force.bytes_per_s for each in quiet], rel=5e-3, abs=1e-3 * BYTES)
+    assert found == pytest.approx([each.in_force.bytes_per_s for each in quiet], rel=5e-3, abs=1e-6)
 
 
 def trouble(state, stages, chance):

@@ -296,7 +296,7 @@ def _table(
 _NONE: Row = (0.0,) * len(RESOURCES)
 # A decision takes less than 5 µs a stage, so that at this rate decisions take a tenth of a processor at most.
 _DECIDE_S = 5e-5
-# Settings that differ by less are the same: a new version costs a message to no effect.
+# Settings that differ by less are the same where nobody lacks the difference: a new version costs a message.
 _SAME = 1e-3
 _JobName = tuple[str, str]
 # Versions of settings that a stage may have and a restored state does not know of: one a second for 136 years.
@@ -563,11 +563,12 @@ class ControlState:
         record = self._records[key]
         if record.is_gone:
             return record
-        reach = zip(self._columns.share_of(key), record.held, self._free(), strict=True)
+        free = self._free()
+        reach = zip(self._columns.share_of(key), record.held, free, strict=True)
         granted = self._bounded_row(min(want, has + rest) for want, has, rest in reach)
         # Whoever comes back after a lease no longer holds what it was answered last, though it may be given the same.
         is_held = all(has >= amount for has, amount in zip(record.held, record.settings, strict=True))
-        if record.version and is_held and _are_same(granted, record.settings):
+        if record.version and is_held and _are_same(granted, record.settings, free):
             return record
         # Above what it says that it has, which it would keep else: a state that was lost or restored knows less.
         version = max(record.version, record.report.version) + 1
@@ -641,8 +642,11 @@ class ControlState:
         return Amounts.of(amount if bounded else math.inf for amount, bounded in bounds)
 
 
-def _are_same(row: Row, other: Row) -> bool:
-    return all(abs(amount - before) <= _SAME * before for amount, before in zip(row, other, strict=True))
+def _are_same(row: Row, other: Row, free: Row) -> bool:
+    return all(
+        abs(amount - before) <= _SAME * before and before - amount <= rest
+        for amount, before, rest in zip(row, other, free, strict=True)
+    )
 
 
 PAGE_ROWS = 200
