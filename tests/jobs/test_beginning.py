@@ -17,6 +17,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ from frostline.core.events import (
     RequestFinished,
 )
 from frostline.jobs import beginning
-from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Stage, wait_for_bytes
+from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Shipping, Stage, wait_for_bytes
 from frostline.jobs.partition import PartitionedModel
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey, measure_link
 from frostline.loaders.fetch import EngineChoice, NodeEngine, RetryPolicy
@@ -675,6 +676,53 @@ def test_a_folder_that_takes_no_file_costs_nothing_but_the_next_measurement(tmp_
     kept.put(KEY, MEASURED)
     assert kept.get(KEY) is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+class Asked:
+    """A network that is shipped at once, and whose node answers when it is let."""
+
+    def __init__(self, *, unsent=None, answer=None):
+        self.unsent, self.answer, self.may_answer = unsent, answer, threading.Event()
+
+    def ship(self, _, before_upload):
+        before_upload()
+        return self.unsent
+
+    def no_room(self, _):
+        assert self.may_answer.wait(60)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def settle(self, _, find):
+        return find()
+
+
+def shipping_of(asked, told):
+    context = SimpleNamespace(asking=SimpleNamespace(on_event=told.append), transport=ScriptedTransport())
+    return Shipping(context, asked, Cancellation(), first_bytes=0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_run", "said"),
+    [(None, True, 0), ("it has no memory", False, 0), (Unavailable("it is gone"), False, 1)],
+    ids=["runs", "refused", "lost"],
+)
+def test_engines_can_be_tried_before_a_node_has_said_that_it_runs_the_network(monkeypatch, answer, is_run, said):
+    monkeypatch.setattr("frostline.jobs.measuring._FIRST_S", 60.0)  # nobody waits for samples that no loop asks for
+    asked, told = Asked(answer=answer), []
+    shipping = shipping_of(asked, told)
+    assert shipping.is_sent()
+    asked.may_answer.set()
+    assert shipping.is_run() == is_run
+    assert len(told) == said
+    assert all("it is gone" in event.reason for event in told)
+
+
+def test_no_engine_is_tried_where_the_network_could_not_be_sent():
+    shipping = shipping_of(Asked(unsent="it takes too much memory"), [])
+    assert not shipping.is_sent()
+    assert not shipping.is_run()
 
 
 def test_an_upload_lets_the_first_samples_pass(monkeypatch):

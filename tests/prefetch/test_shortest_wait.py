@@ -139,8 +139,20 @@ def test_nothing_is_dealt_to_a_way_that_is_closed_and_few_samples_wait_for_the_o
     assert world.share(NODE, after=begun) == pytest.approx(0.5, abs=0.05)
 
 
+def dealer_at(now, *, run=1, passing=math.inf):
+    """Deals at the time in a list; the trainer runs so many rows at once, and so many a second reach it."""
+    return ShortestWait(
+        {NODE: 60, TRAINER: 1},
+        samples_per_request=32,
+        bytes_per_sample=lambda _: 1,
+        clock=lambda: now[0],
+        bound=lambda _: passing,
+        rows_per_run={TRAINER: run},
+    )
+
+
 def test_requests_are_short_while_a_way_is_closed():
-    dealer = ShortestWait({NODE: 1, TRAINER: 1}, samples_per_request=32, bytes_per_sample=lambda _: 1, clock=float)
+    dealer = dealer_at([0.0])
     dealer.close(NODE)
     assert dealer.deal(100).rows == 8
     dealer.open(NODE)
@@ -154,14 +166,7 @@ def test_requests_are_short_while_a_way_is_closed():
 def test_a_thin_link_is_soon_free_for_what_opens_a_way(passing, run, rows):
     """Where the weights take longer on their way, runs that are filled up would cost more than the wait."""
     now = [100.0]
-    dealer = ShortestWait(
-        {NODE: 1, TRAINER: 1},
-        samples_per_request=32,
-        bytes_per_sample=lambda _: 1,
-        clock=lambda: now[0],
-        bound=lambda _: passing,
-        rows_per_run={TRAINER: run},
-    )
+    dealer = dealer_at(now, run=run, passing=passing)
     dealer.close(NODE)
     assert dealer.deal(100).rows == rows
     now[0] += 6
@@ -171,13 +176,7 @@ def test_a_thin_link_is_soon_free_for_what_opens_a_way(passing, run, rows):
 def test_a_way_whose_runs_are_filled_up_gets_whole_runs_even_while_another_is_closed():
     """A trainer that runs eager torch with so many rows, whatever a request has: 8 of 32 would take as long as all."""
     now = [0.0]
-    dealer = ShortestWait(
-        {NODE: 60, TRAINER: 1},
-        samples_per_request=32,
-        bytes_per_sample=lambda _: 1,
-        clock=lambda: now[0],
-        rows_per_run={TRAINER: 32},
-    )
+    dealer = dealer_at(now, run=32)
     dealer.close(NODE)
     assert dealer.deal(100).rows == 32
     assert dealer.deal(20).rows == 20

@@ -143,8 +143,10 @@ def _at_once(
     from frostline.jobs.both_sides import TrainerEngine
 
     line, samples = Route(context.cuts[-1].number), total_samples(context)
+    first_bytes = context.data.samples.encoded_bytes * context.settings.device_batch // max(1, len(context.data))
     tries = found is None and context.accuracy != EXACT and samples >= _MIN_TO_TRY
     if found is not None:
+        first_bytes = 0  # the loop begins when the node is ready
         engine.choice = found.choice
 
     def tell(event: Event) -> None:
@@ -155,7 +157,7 @@ def _at_once(
 
     def measure(cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
         # Whether the node runs it is asked while it tries engines: on a thin link each answer queues behind samples.
-        shipping, made = Shipping(beside, network, cancellation), None
+        shipping, made = Shipping(beside, network, cancellation, first_bytes=first_bytes), None
         try:
             # The weights may have been long on their way; the trainer goes on with its share meanwhile.
             if shipping.is_sent() and tries and pays_for_trial(now := left(), context.settings.trial_s):

@@ -269,12 +269,16 @@ class Shipping:
         context: context of the job.
         network: network of the job.
         cancellation: cancellation of the job's work beside its loop.
+        first_bytes: bytes of samples that go before an upload; 0 where no loop waits for them yet.
     """
 
-    def __init__(self, context: "JobContext", network: Shipped, cancellation: Cancellation) -> None:
+    def __init__(
+        self, context: "JobContext", network: Shipped, cancellation: Cancellation, *, first_bytes: int
+    ) -> None:
         self._context = context
         self._network = network
         self._cancellation = cancellation
+        self._first_bytes = first_bytes
         self._sent: Future[bool] = Future()
         self._refused: Future[str | None] = Future()
         threading.Thread(target=self._run, name="frostline-shipping", daemon=True).start()
@@ -308,9 +312,8 @@ class Shipping:
             return self._network.no_room(self._context)
 
     def _let_pass(self) -> None:
-        data, transport = self._context.data, self._context.transport
-        nbytes = data.samples.encoded_bytes * self._context.settings.device_batch // max(1, len(data))
-        wait_for_bytes(nbytes, lambda: transport.statistics().bytes_received, self._cancellation)
+        received = self._context.transport.statistics
+        wait_for_bytes(self._first_bytes, lambda: received().bytes_received, self._cancellation)
 
 
 def wait_for_bytes(nbytes: int, received: Callable[[], int], cancellation: Cancellation) -> None:
