@@ -32,6 +32,7 @@ from support.nodes import (
     samples_of,
     served,
     small_network,
+    stop,
     until,
 )
 from support.services import descriptors, python, serving, shared_memory
@@ -231,8 +232,8 @@ def test_a_stopped_service_is_waited_for_until_the_deadline_and_then_used(images
     with closing(service.transport(LoaderSettings(deadline_s=1.0))) as transport:
         whole = joined(transport.features(asked(images)))
         pid = service.pid
-        os.kill(pid, signal.SIGSTOP)
         try:
+            stop(pid)
             for _ in range(2):  # the connection that it has, and a new one
                 began = time.monotonic()
                 with pytest.raises(NodeUnreachable):

@@ -24,7 +24,7 @@ from frostline.node.process import start_node
 from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.many_nodes import epoch, frozen, hits, job, same, some_nodes
-from support.nodes import until
+from support.nodes import stop, until
 
 pytestmark = pytest.mark.promise("survives")
 
@@ -275,8 +275,8 @@ def test_a_job_begins_though_a_node_of_a_list_hangs_from_the_start(
     folder_of_nodes_come_and_go, three, undisturbed, tmp_path
 ):
     told, hung, near = [], three[2], near_of("a list", three, tmp_path)
-    os.kill(hung.pid, signal.SIGSTOP)
     try:
+        stop(hung.pid)
         started = time.monotonic()
         with job(folder_of_nodes_come_and_go, near, on_event=told.append) as running:
             begun_s = time.monotonic() - started

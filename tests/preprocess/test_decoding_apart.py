@@ -30,7 +30,7 @@ from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resi
 from frostline.preprocess.apply import decode_into, pixels_into
 from frostline.preprocess.decoders import Decoders, DecoderStatistics, _Child
 from frostline.preprocess.steps import frame_parts
-from support.nodes import joined, jpeg, make_images, request, same, served, until
+from support.nodes import joined, jpeg, make_images, request, same, served, stop, until
 from support.sounds import encoded_sound, some_waves
 from support.tenants import tenant, token_of
 from support.texts import TEXTS, tokenizer_of_words
@@ -398,7 +398,7 @@ def test_what_was_stopped_costs_no_sample_and_holds_nobody_up(monkeypatch):
         one, other = (np.zeros(WHOLE.shape, np.float32) for _ in range(2))
         decoders.decode_into(WHOLE, jpeg(0), one, id=0, view=None)
         [pid] = decoders.pids()
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         began = time.monotonic()
         decoders.decode_into(WHOLE, jpeg(0), other, id=0, view=None)
         assert time.monotonic() - began < 20, "it waited until somebody lets the process go on"

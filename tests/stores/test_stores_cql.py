@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import uuid
-from pathlib import Path
 
 import pytest
 
@@ -37,7 +36,7 @@ from frostline.testing.stores import (
     WritingTests,
 )
 from support.cassandra import KEYSPACE, PASSWORD, USER, cassandra, why_no_cassandra
-from support.nodes import until
+from support.nodes import stop
 
 TABLES = (
     f"CREATE TABLE {KEYSPACE}.named (id text PRIMARY KEY, bytes bigint, data blob)",
@@ -114,11 +113,8 @@ def test_a_server_that_hangs_is_waited_for_no_longer_than_the_caller_says(tables
     store = open_store(url(tables, "named"), StoreLimits(deadline_s=1.0))
     assert bytes(store.read("x", 0, 10)) == b"0123456789"
     (server,) = tables.processes.values()
-    server.send_signal(signal.SIGSTOP)
-    tasks = Path(f"/proc/{server.pid}/task")
-    # Each thread stops when the kernel comes to it, and until then one may answer.
-    until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in tasks.glob("*/stat")))
     try:
+        stop(server.pid)
         with pytest.raises(StoreUnavailable):
             store.read("x", 0, 10)
         ((_, found),) = store.read_many([Place("x", 0, 10)])

@@ -1,6 +1,8 @@
 """Builders for the node's tests: small images on disk, a small prefix, requests for them."""
 
 import io
+import os
+import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -159,6 +161,13 @@ def until(holds, timeout_s=200.0):
         assert time.monotonic() < deadline, "it did not come about"
         never.wait(0.01)
     return found
+
+
+def stop(pid):
+    """Stop a process. Each of its threads stops when the kernel comes to it, and until then one may answer."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    until(lambda: all(stat.read_text().rpartition(")")[2].split()[0] == "T" for stat in tasks.glob("*/stat")))
 
 
 def joined(batches):

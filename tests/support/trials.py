@@ -5,7 +5,7 @@ import signal
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from support.nodes import until
+from support.nodes import stop, until
 
 
 def trial_processes():
@@ -25,8 +25,8 @@ def held_trial():
     """Stop the trial that begins next, so that it lasts until it is killed or the context ends; yields its number."""
     until(trial_processes)
     (pid,) = trial_processes()
-    os.kill(pid, signal.SIGSTOP)
     try:
+        stop(pid)
         yield pid
     finally:
         with suppress(ProcessLookupError):
