@@ -4,6 +4,7 @@ import copy
 import math
 import os
 import re
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from enum import Enum
@@ -521,6 +522,24 @@ def test_a_head_takes_no_batch_that_was_kept_across_a_change_of_the_frozen_part(
         job.head(new)
         job.refreeze()
         job.head(new)
+
+
+def test_copied_features_from_before_a_refreeze_are_told_until_a_new_pass(folder):
+    model = network()
+    with job_for(folder, model, on_event=lambda _: None) as job, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copied = torch.cat([batch.features for batch in job.loader(BATCH)])
+        job.refreeze()  # which changes nothing
+        job.head(copied)
+        torch.no_grad()(model.last[0].weight.mul_)(1.5)
+        job.refreeze()
+        job.refreeze()
+        with pytest.warns(UserWarning, match="no pass gave since job.refreeze"):
+            job.head(copied)
+        job.head(copied)  # it was told once
+        torch.no_grad()(model.last[0].weight.mul_)(1.5)
+        job.refreeze()
+        job.head(next(iter(job.loader(BATCH))).features.clone())
 
 
 def test_one_head_that_several_threads_run_gives_each_what_it_gives_alone(folder):

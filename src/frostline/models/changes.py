@@ -26,7 +26,7 @@ from frostline.models.frozen import FrozenPart, minds_its_mode
 from frostline.models.head import Head, SkippingHead
 from frostline.models.modules import is_guard, is_split, module_at
 from frostline.models.outside import is_same_plain
-from frostline.models.tracing import GIVEN_BY
+from frostline.models.tracing import GIVEN_BY, are_close
 
 __all__ = ("FrozenWatch", "checksum", "quick_sum", "require_whole", "take_over")
 
@@ -314,7 +314,8 @@ class FrozenWatch:
 
     def note(self, features: Sequence[torch.Tensor]) -> None:
         """Note that features, which a loop is about to be handed, are those of this frozen part."""
-        if self._given is not None:
+        if self._given is not None and isinstance(self._head, SkippingHead):
+            self._head.awaits_pass = False
             for tensor in features:
                 GIVEN_BY[tensor] = self._given
 
@@ -514,6 +515,10 @@ def take_over(head: nn.Module, other: nn.Module) -> None:
     """
     if isinstance(head, Head) and isinstance(other, Head):
         head.give_modes_back(other)
+    if isinstance(head, SkippingHead) and isinstance(other, SkippingHead):
+        (_, before), (_, now) = head.given, other.given
+        is_alike = [tensor.shape for tensor in before] == [tensor.shape for tensor in now]
+        other.awaits_pass = is_alike and (head.awaits_pass or not are_close(before, now))
     own: MutableMapping[str, Any] = vars(head)
     kept = {name: own[name] for name in _KEPT}
     head.__class__ = type(other)

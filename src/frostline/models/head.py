@@ -57,9 +57,9 @@ from frostline.models.tracing import (
     UNFIT,
     Given,
     are_close,
-    are_of_another,
     cast_inputs,
     device_of,
+    is_origin_known,
     kept_draws,
     leaf_getters,
     modules_of,
@@ -96,6 +96,10 @@ _AUTOCAST = (
     "autocast to {} is on around job.head and reaches what the head computes alone: frozen layers are computed apart, "
     "in the precision of the job's accuracy=, so that losses differ by rounding from those of a loop that casts all"
 )
+_OF_BEFORE = (
+    "job.head runs on features that no pass gave since job.refreeze(): where they are copies, kept from before, they "
+    "are those of other frozen layers, and the head learns from the wrong ones: take batches from the loader anew"
+)
 
 
 class Head(StandIn, ABC):
@@ -115,11 +119,12 @@ class Head(StandIn, ABC):
 
     Attributes:
         expects_autocast: autocast around it is meant for the head alone, so that nobody has to be told.
+        awaits_pass: features from before ``refreeze`` look like its own, and no pass has given any since.
     """
 
     def __init__(self, model: nn.Module, paths: Iterable[str], modules: Mapping[str, nn.Module]) -> None:
         super().__init__(model)
-        self.expects_autocast = self._knows_it_is_not_compiled = False
+        self.expects_autocast = self.awaits_pass = self._knows_it_is_not_compiled = False
         self._modules_run = dict(modules)
         self._frozen = tuple(inner for _, module in frozen_modules(model) for inner in module.modules())
         self._in_eval: tuple[nn.Module, ...] = ()
@@ -386,12 +391,6 @@ _OTHERWISE = "the frozen part of the network computes something else when its he
 _MANY_VALUES = 3
 
 
-_OF_ANOTHER = (
-    "these features were computed by other frozen layers than those before this head, as where a batch was kept across "
-    "job.refreeze(), or the head was copied before it: take batches from the job's loader, and copy job.head, anew"
-)
-
-
 class SkippingHead(Head):
     """The user's own forward, with what lies before the frost line skipped.
 
@@ -547,8 +546,9 @@ class SkippingHead(Head):
     def _run(self, tensors: list[torch.Tensor]) -> Any:
         if len(tensors) != len(self._part.frost_line.tensors):
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{len(tensors)} tensors"))
-        if are_of_another(tensors, self.given):
-            raise ModelError(_OF_ANOTHER)
+        if not is_origin_known(tensors, self.given) and self.awaits_pass:
+            self.awaits_pass = False
+            warnings.warn(_OF_BEFORE, stacklevel=5)
         if (changed := self.changed_read(theirs_alone=True)) is not None:
             raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
         kind = tensors[0].device.type

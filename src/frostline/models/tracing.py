@@ -40,13 +40,13 @@ __all__ = (
     "Given",
     "Trace",
     "are_close",
-    "are_of_another",
     "are_same",
     "autograd_leaves",
     "cast_inputs",
     "cast_specs",
     "device_of",
     "has_several_parts",
+    "is_origin_known",
     "kept_draws",
     "leaf_getters",
     "modules_of",
@@ -502,8 +502,20 @@ GIVEN_BY = WeakTensorKeyDictionary()
 """The frozen part that gave each of the features that loops hold."""
 
 
-def are_of_another(features: Sequence[torch.Tensor], part: Given) -> bool:
-    """Whether features are known to be those of a frozen part that does something else with the same inputs."""
+_OF_ANOTHER = (
+    "these features were computed by other frozen layers than those before this head, as where a batch was kept across "
+    "job.refreeze(), or the head was copied before it: take batches from the job's loader, and copy job.head, anew"
+)
+
+
+def is_origin_known(features: Sequence[torch.Tensor], part: Given) -> bool:
+    """Whether it is known which frozen part gave some of these features; of a copy it is not.
+
+    Raises:
+        ModelError: A frozen part gave them that does something else with the same inputs.
+    """
     inputs, made = part
     found = [GIVEN_BY[tensor] for tensor in features if tensor in GIVEN_BY]
-    return any(theirs is not made and specs == inputs and not are_close(theirs, made) for specs, theirs in found)
+    if any(theirs is not made and specs == inputs and not are_close(theirs, made) for specs, theirs in found):
+        raise ModelError(_OF_ANOTHER)
+    return bool(found)
