@@ -19,7 +19,7 @@ import frostline as fl
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import ModelError, NetworkChanged, SettingError
 from frostline.core.events import SetupWarning
-from frostline.models import freeze
+from frostline.models import changes, freeze
 from frostline.models.changes import checksum, quick_sum
 from frostline.models.modules import unwrap
 from support import plain
@@ -522,6 +522,25 @@ def test_a_head_takes_no_batch_that_was_kept_across_a_change_of_the_frozen_part(
         job.head(new)
         job.refreeze()
         job.head(new)
+
+
+def test_weights_are_read_one_after_another_where_passes_are_short(folder, monkeypatch):
+    for limit in ("_SMALL_BYTES", "_READ_S", "_READ_SHARE"):  # of the small ones one is read at each step
+        monkeypatch.setattr(changes, limit, 0)
+    read, model = [], network()
+    with job_for(folder, model) as job:
+        monkeypatch.setattr(
+            changes, "quick_sum", lambda tensor, **given: [read.append(tensor), quick_sum(tensor, **given)][1]
+        )
+        loader = job.loader(BATCH)
+        list(loader)
+        assert len(read) == 2, "one as a pass begins, one as it ends"
+        list(loader)
+        assert len({id(tensor) for tensor in read}) == 4
+        model.body[0].weight.data.mul_(2)
+        with pytest.raises(NetworkChanged, match=r"body\.0\.weight.*changed in place"):
+            [list(loader) for _ in range(100)]
+        assert sum(tensor is model.body[0].weight for tensor in read) == 1
 
 
 def test_copied_features_from_before_a_refreeze_are_told_until_a_new_pass(folder):

@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -44,6 +44,9 @@ _READ_BYTES = 1 << 30
 _SMALL_BYTES = 1 << 16  # which are read in 20 microseconds
 # A prime number of words, so that what moves by a power of two falls into another column.
 _ROW_WORDS = 1021
+# Shares of the time since the last look that the values of all tensors, one after another, are read in, and what is
+# quick enough for any time. So passes over kept features, which take milliseconds, do not read all weights each time.
+_READ_SHARE, _READ_S = 0.03, 0.002
 # In eval mode these change nothing; Lightning's callbacks set the second one of what they freeze.
 _IDLE = ("momentum", "track_running_stats", "training")
 # Shares of the time that runs on two rows may take, by when they are made, and what is quick enough for any time.
@@ -258,6 +261,7 @@ class FrozenWatch:
         self._seen = [self._see(*found) for found in tensors]
         self._minding = [module for module in self._modules if minds_modes and module.minds_mode]
         self._small = cycle([seen for seen in self._seen if _is_small(seen.tensor)])
+        self._next_read, self._read_at = cycle(self._seen), -math.inf
         own = {id(seen.tensor) for seen in self._seen}
         self._others = [
             (path, parameter)
@@ -320,7 +324,7 @@ class FrozenWatch:
                 GIVEN_BY[tensor] = self._given
 
     def end(self) -> None:
-        """Look at everything that the features of a pass were made of, as it has come to its end.
+        """Look at what the features of a pass were made of, as it has come to its end; see ``begin`` for values.
 
         Raises:
             NetworkChanged: The frozen part is another one.
@@ -330,7 +334,9 @@ class FrozenWatch:
             self._try("end")
 
     def begin(self) -> None:
-        """Look at everything, values among it, as before a pass; what the code computes ``step`` says.
+        """Look at everything, as before a pass; what the code computes ``step`` says.
+
+        Values are read of all tensors, or of one after another where passes are shorter than 33 times what that takes.
 
         Raises:
             NetworkChanged: The frozen part is another one, or a module of the head was replaced.
@@ -347,8 +353,17 @@ class FrozenWatch:
             _refuse(module.change(minds_modes=self._minds_modes))
         self._look_at_reads()
         self._look_at_all()
-        for seen in self._seen:
+        self._read_on()
+
+    def _read_on(self) -> None:
+        """Look at the values of one tensor after another, from where the last look ended, for a share of the time."""
+        started = time.perf_counter()
+        until = started + max(_READ_S, _READ_SHARE * (started - self._read_at))
+        for seen in islice(self._next_read, len(self._seen)):
             self._look_at_values(seen)
+            if time.perf_counter() > until:
+                break
+        self._read_at = time.perf_counter()
 
     def _look_at_values(self, seen: _Seen) -> None:
         if _about(seen.tensor) != seen.about or _read_quickly(seen.tensor, self._every) != seen.sample:
