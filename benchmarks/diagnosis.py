@@ -257,7 +257,7 @@ def train(*, url, data, control, seconds, folder, options):
 
     import frostline as fl
 
-    settings = {"cache_bytes": options.get("cache_bytes", 0), "token": TOKEN, "control": control}
+    settings = {"cache_bytes": options.get("cache_bytes", 0), "cache_disk_bytes": 0, "token": TOKEN, "control": control}
     settings |= {"requests_in_flight": options.get("requests_in_flight", IN_FLIGHT)}
     if "disk_bytes" in options:
         settings |= {"cache_folder": folder, "cache_disk_bytes": options["disk_bytes"]}

@@ -110,11 +110,17 @@ def train(wanted, *, url, options):
     data = fl.Dataset(wanted.data)
     part = data.split(min(0.999, wanted.samples / len(data)), 0)[1]
     model = network(len(data.classes), wanted.dtype, wanted.depth)
-    settings = (
-        {"settings": fl.LoaderSettings(cache_bytes=options.pop("cache_bytes"))} if "cache_bytes" in options else {}
-    )
+    # Each way is a first job: nothing of an earlier one is on disk.
+    kept = {name: options.pop(name) for name in ("cache_bytes",) if name in options}
+    settings = fl.LoaderSettings(cache_disk_bytes=0, **kept)
     with fl.offload(
-        model, part, preprocess=fl.preprocess.imagenet(224), near=url, epochs=wanted.epochs, **settings, **options
+        model,
+        part,
+        preprocess=fl.preprocess.imagenet(224),
+        near=url,
+        epochs=wanted.epochs,
+        settings=settings,
+        **options,
     ) as job:
         tuned = [parameter for parameter in job.head.parameters() if parameter.requires_grad]
         optimizer = torch.optim.SGD(tuned, lr=0.01)

@@ -11,6 +11,8 @@ import os
 import shutil
 from contextlib import closing
 from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -233,6 +235,40 @@ def test_augmented_features_are_not_what_is_kept(folder, node):
 def test_a_cache_too_small_on_disk_is_a_sentence(folder, node):
     with pytest.raises(SettingError, match="at least"):
         Run(folder, node, cache_disk_bytes=1000)
+
+
+def test_features_from_another_machine_are_kept_unless_a_setting_forbids_it(folder, node, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    kept = tmp_path / "user" / "frostline" / "features"
+    with Run(folder, node, cache_folder=None) as here:
+        here.epoch()
+    monkeypatch.setattr(import_module("frostline.jobs.offload"), "is_loopback", lambda _: False)
+    for setting in ("cache_bytes", "cache_disk_bytes"):
+        with Run(folder, node, cache_folder=None, **{setting: 0}) as forbidden:
+            forbidden.epoch()
+    assert not kept.exists()
+    with Run(folder, node, cache_folder=None) as first:
+        expected, asked = first.epoch()
+        assert asked == COUNT
+    assert kept.stat().st_mode & 0o077 == 0
+    with Run(folder, node, cache_folder=None) as second:
+        found, asked = second.epoch()
+    assert asked == 0
+    assert same(found, expected)
+
+
+def test_a_job_without_room_for_features_keeps_none_and_goes_on(folder, node, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+    monkeypatch.setattr(import_module("frostline.jobs.offload"), "is_loopback", lambda _: False)
+    kept = tmp_path / "user" / "frostline" / "features"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=60 << 20))
+        with Run(folder, node, cache_folder=None) as little:
+            assert little.epoch()[1] == COUNT
+    kept.rmdir()
+    kept.write_text("no folder")
+    with Run(folder, node, cache_folder=None) as none:
+        assert none.epoch()[1] == COUNT
 
 
 @pytest.fixture

@@ -586,9 +586,10 @@ _JOB = (
         "--cache",
         "cache_folder",
         metavar="DIR",
-        help="Folder on this machine in which features are kept on disk, so that later jobs need not fetch them again.",
+        help="Folder on this machine in which features are kept on disk, so that later jobs need not fetch them again. "
+        "Default: the user's cache folder, where the node is on another machine.",
     ),
-    _loader_setting("cache_disk_bytes", "--cache-size", help="Maximum bytes of the features in the folder of --cache."),
+    _loader_setting("cache_disk_bytes", "--cache-size", help="Maximum bytes of features on disk; 0 keeps none."),
     _loader_setting(
         "cached_augmentations",
         "--cached-augmentations",

@@ -170,6 +170,7 @@ def devices_of(device: str) -> tuple[str, ...]:
 
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+_DISK_BYTES = 10 * _GIB  # of features, at a trainer
 
 BATCHING = ("fair", "hapi", "fixed")
 """Rules by which a node forms batches: its own, and two to compare it with."""
@@ -563,8 +564,10 @@ class LoaderSettings:
             being decoded are not counted either: one request per core and one more, with up to 2 MiB of pixels each.
         cache_bytes: bytes of the trainer's memory for features that are kept between epochs; 0 keeps none.
         cache_folder: folder at the trainer that also keeps features on disk, for later epochs and later jobs, which
-            then need not request them; jobs on one machine may share it. None keeps none on disk.
-        cache_disk_bytes: maximum bytes of the features in ``cache_folder``.
+            then need not request them; jobs on one machine may share it. None is a folder in the user's cache folder
+            where a network's features come from nodes on other machines and all have room there; else none are kept.
+        cache_disk_bytes: maximum bytes of the features in ``cache_folder``; 0 keeps none on disk. None is 10 GiB, and
+            in the user's cache folder at most a quarter of the free disk space.
         cached_augmentations: number N of random augmentations cached per sample: epoch ``e`` uses number ``e mod N``. 0
             draws new ones in each epoch and caches none.
         max_reorder: number of places by which a sample may overtake the earliest sample that has not arrived. 0 keeps
@@ -611,7 +614,7 @@ class LoaderSettings:
     window_bytes: int = 256 * _MIB
     cache_bytes: int = 1 * _GIB
     cache_folder: str | None = None
-    cache_disk_bytes: int = 10 * _GIB
+    cache_disk_bytes: int | None = None
     cached_augmentations: int = 0
     max_reorder: int | None = 0
     hedge_quantile: float = 0.95
@@ -641,6 +644,7 @@ class LoaderSettings:
             self,
             trainer_memory_bytes=1,
             cache_bytes=0,
+            cache_disk_bytes=0,
             cached_augmentations=0,
             retry_for_s=0,
             deadline_s=1e-3,
@@ -671,6 +675,13 @@ class LoaderSettings:
     def is_followed(self) -> bool:
         """Both bounds of a window follow what the loop waits for."""
         return self.requests_in_flight is None and self.tuning == "auto"
+
+    @property
+    def most_disk_bytes(self) -> int:
+        """Bytes of features that may be kept on disk; 0 where none are."""
+        if self.cache_folder is None:
+            return 0
+        return _DISK_BYTES if self.cache_disk_bytes is None else self.cache_disk_bytes
 
     def max_skipped(self, samples: int) -> int:
         """The number of so many samples that may be unreadable before the job stops."""

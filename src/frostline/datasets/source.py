@@ -71,6 +71,7 @@ __all__ = (
     "NodeListing",
     "canonical_url",
     "check_manifest_file",
+    "is_loopback",
     "listing_nodes",
     "missing_parts",
     "open_manifest",
@@ -287,10 +288,10 @@ def listing_nodes(near: Sequence[str], data: str) -> tuple[str, ...]:
     nodes = listed_nodes(tuple(near))
     if any(not url.startswith(("http:", "https:")) for url in nodes):
         return ()
-    return () if all(map(_is_here, nodes)) and _is_folder_here(data) else tuple(near)
+    return () if all(map(is_loopback, nodes)) and _is_folder_here(data) else tuple(near)
 
 
-def _is_here(url: str) -> bool:
+def is_loopback(url: str) -> bool:
     """Whether a node's address is the loopback's."""
     host = urlsplit(url).hostname or ""
     try:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = (
     "CachePolicy",
     "LoaderFactory",
+    "features_on_disk",
     "fetch_from",
     "finite_check",
     "keeps_all",
@@ -155,8 +157,18 @@ def finite_check(
 
 def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:
     """Whether so many bytes of features all stay at the trainer after their first epoch."""
-    room_bytes = settings.cache_bytes + (settings.cache_disk_bytes if settings.cache_folder is not None else 0)
-    return not preprocess.is_random and nbytes <= room_bytes
+    return not preprocess.is_random and nbytes <= settings.cache_bytes + settings.most_disk_bytes
+
+
+def features_on_disk(settings: LoaderSettings) -> FeatureStore | None:
+    """The cache on disk, opened; None where none is kept there, or the disk has no room for it.
+
+    Raises:
+        SettingError: The folder cannot be used, or the maximum is too small.
+    """
+    if settings.cache_folder is None or not settings.most_disk_bytes:
+        return None
+    return FeatureStore.where_room(Path(settings.cache_folder), settings.most_disk_bytes)
 
 
 class CachePolicy:

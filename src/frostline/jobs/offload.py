@@ -3,32 +3,34 @@
 The plain loader: batches of a data set for a loop, with no network to divide and no job to close.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import Event
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from frostline.cache import FeatureStore, Scope
+from frostline.cache import Scope
 from frostline.core import EXACT, FLOAT32, REFERENCE, FeatureBatch, Route, read_as
-from frostline.core.config import LoaderSettings, NodeSettings, check_type
+from frostline.core.config import LoaderSettings, NodeSettings, cache_folder, check_type
 from frostline.core.errors import EngineNotReady, SettingError
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
+from frostline.core.files import make_private_folder
 from frostline.core.hints import add_hints
 from frostline.core.system import collector_rests, usable_cores
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import DatasetLike, dataset_from, steps_left_of
+from frostline.datasets.source import is_loopback
 from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
 from frostline.jobs.context import JobContext, has_engines, judges_of, trial_request
 from frostline.jobs.job import Job, JobParts
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, finite_check
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, features_on_disk, finite_check
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.workers import WorkerSetup
@@ -58,6 +60,8 @@ __all__ = (
 
 # Half of the distance between neighbouring 16-bit floats, relative.
 _FP16_ERROR = 2.0**-11
+# Of a disk's free bytes what features may take that no setting asks for, and the fewest for which it is worth a file.
+_SHARE_OF_DISK, _MIN_DISK_BYTES = 4, 16 << 20
 
 
 @add_hints
@@ -175,7 +179,9 @@ def offload(
             cut=cut,
             judges=judges,
         )
-        maker = partial(begin, nodes=members_of(transport, nodes), lacking=lacking, policy=policy, codec=codec)
+        members = members_of(transport, nodes)
+        context = _kept_for_later_jobs(context, members)
+        maker = partial(begin, nodes=members, lacking=lacking, policy=policy, codec=codec)
         anew = None
         if model is not None:
             again = partial(_partitioned, model, preprocess, on_event, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
@@ -430,12 +436,29 @@ def _left_to_do(declared: Preprocess, data: Dataset, accuracy: str | float) -> P
 
 def _cache_policy(context: JobContext, scope: Scope, stack: ExitStack) -> CachePolicy:
     """What is kept of the job's features; ``stack`` closes the cache on disk."""
-    settings, store = context.settings, None
-    if settings.cache_folder is not None:
-        store = FeatureStore.where_room(Path(settings.cache_folder), settings.cache_disk_bytes)
+    settings = context.settings
+    store = features_on_disk(settings)
     if store is not None:
         stack.enter_context(store)
     return CachePolicy(scope, context.data.samples, settings, store)
+
+
+def _kept_for_later_jobs(context: JobContext, nodes: Sequence[str]) -> JobContext:
+    """The same job, with a folder for features that came over a network, unless its settings or the disk forbid it."""
+    settings, folder = context.settings, cache_folder() / "features"
+    is_asked = settings.cache_folder is not None or not settings.cache_bytes or settings.cache_disk_bytes == 0
+    if is_asked or context.prefix is None or not nodes or any(map(is_loopback, nodes)):
+        return context
+    try:
+        make_private_folder(folder)
+        there = sum(file.stat().st_size for file in folder.iterdir())
+        room = (there + shutil.disk_usage(folder).free) // _SHARE_OF_DISK
+    except OSError:
+        return context
+    kept = replace(settings, cache_folder=str(folder))
+    kept = replace(kept, cache_disk_bytes=min(room, kept.most_disk_bytes))
+    needed = context.cuts[-1].bytes_per_sample * len(context.data)
+    return replace(context, settings=kept) if max(needed, _MIN_DISK_BYTES) <= kept.most_disk_bytes else context
 
 
 def _scope(context: JobContext, network: "PartitionedModel | None") -> Scope:

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from frostline.cache import FeatureStore, Scope
+from frostline.cache import Scope
 from frostline.core import Cut, Route, Skipped, TensorSpec
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.events import Event, NodeLost, Observer, RowsNotFinite
@@ -26,7 +25,7 @@ from frostline.core.system import usable_cores
 from frostline.datasets import Dataset
 from frostline.jobs.activity import ActivityMeter, PassProgress, start_follower
 from frostline.jobs.connect import reach
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, finite_check, tuner_of
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, features_on_disk, finite_check, tuner_of
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, UseTeller, warn_user
 from frostline.loaders.arguments import ALONE, Ranks
@@ -136,9 +135,7 @@ class WorkerSetup:
             arrived=(router.take_batch, collector.take_batch, teller.take_batch),
             tried=self.tried,
         )
-        store = None
-        if settings.cache_folder is not None:
-            store = FeatureStore.where_room(Path(settings.cache_folder), settings.cache_disk_bytes)
+        store = features_on_disk(settings)
         if store is not None:
             stack.enter_context(store)
         cache_policy = CachePolicy(self.scope, self.data.samples, settings, store)
