@@ -9,6 +9,7 @@ A node that is full while a job begins: the job waits for as long as the node as
 Measurements that are kept: found again under the same key alone, whole or not there.
 """
 
+import re
 import subprocess
 import sys
 import threading
@@ -46,6 +47,7 @@ from frostline.models import freeze
 from frostline.node import Node
 from frostline.node import weights as stays
 from frostline.node.in_process import LocalTransport
+from frostline.planning.replanning import is_worth_sending
 from frostline.profiles import CodecCost, CutCost, Trial
 from frostline.testing.transports import Act, ScriptedTransport
 from frostline.transport import Cancellation
@@ -698,9 +700,49 @@ class Asked:
         return find()
 
 
-def shipping_of(asked, told):
-    context = SimpleNamespace(asking=SimpleNamespace(on_event=told.append), transport=ScriptedTransport())
-    return Shipping(context, asked, Cancellation(), first_bytes=0)
+def shipping_of(asked, told, transport=None, is_worth=None, cancellation=None):
+    asking, shipment = SimpleNamespace(on_event=told.append), SimpleNamespace(artifact=bytes(20 << 20))
+    context = SimpleNamespace(asking=asking, shipment=shipment, transport=transport or ScriptedTransport())
+    return Shipping(context, asked, cancellation or Cancellation(), first_bytes=0, is_worth=is_worth)
+
+
+def thin_link(mib_per_s):
+    seen = SimpleNamespace(bytes_received=0, transfer_bytes=1 << 20, transfer_s=1 / mib_per_s)
+    return SimpleNamespace(statistics=lambda: seen, break_off=lambda: None)
+
+
+def test_weights_are_sent_when_the_job_has_something_of_them():
+    assert is_worth_sending(needed_s=38, samples_left=1200, samples_per_s=20)
+    assert not is_worth_sending(needed_s=38, samples_left=460, samples_per_s=25), "it is done after 18 s"
+    assert not is_worth_sending(needed_s=38, samples_left=980, samples_per_s=25), "they would be there for a second"
+    assert not is_worth_sending(needed_s=38, samples_left=0, samples_per_s=25)
+
+
+def test_a_long_upload_waits_until_it_pays_which_is_told_once(monkeypatch):
+    monkeypatch.setattr("frostline.jobs.measuring._ASK_S", 0.001)
+    answers, asked, told = iter([None, False, False, None, True]), Asked(), []
+    asked.may_answer.set()
+    needed = []
+    shipping = shipping_of(asked, told, thin_link(1), lambda needed_s: [needed.append(needed_s), next(answers)][1])
+    assert shipping.is_sent()
+    assert shipping.is_run()
+    assert needed == [20] * 5
+    [warning] = told
+    assert re.search("21 MB, which take 20 s on this link.*--weights", warning.reason)
+
+
+def test_a_short_upload_is_not_put_off():
+    asked = Asked()
+    asked.may_answer.set()
+    assert shipping_of(asked, [], thin_link(4), is_worth=None).is_sent()
+
+
+def test_nothing_is_sent_once_a_job_is_over_that_waited_with_its_upload():
+    over, told = Cancellation(), []
+    shipping = shipping_of(Asked(), told, thin_link(1), lambda _: over.cancel(), over)
+    assert not shipping.is_sent()
+    assert not shipping.is_run()
+    assert "ended before" in told[0].reason
 
 
 @pytest.mark.parametrize(

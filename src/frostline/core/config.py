@@ -677,7 +677,7 @@ class LoaderSettings:
         return self.requests_in_flight is None and self.tuning == "auto"
 
     @property
-    def most_disk_bytes(self) -> int:
+    def max_disk_bytes(self) -> int:
         """Bytes of features that may be kept on disk; 0 where none are."""
         if self.cache_folder is None:
             return 0

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from frostline.batching import ROWS
@@ -15,7 +16,7 @@ from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measu
 from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, make_plan, plan_at_cut
-from frostline.planning.replanning import is_worth_measuring, is_worth_trying
+from frostline.planning.replanning import is_worth_measuring, is_worth_sending, is_worth_trying
 from frostline.transport import Cancellation
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
@@ -149,6 +150,9 @@ def _at_once(
         first_bytes = 0  # the loop begins when the node is ready
         engine.choice = found.choice
 
+    # Why no engine was tried here, once that is known; before, the trainer's speed says little.
+    found_here: list[str | None] = [] if tries_here else [None]
+
     def tell(event: Event) -> None:
         """A warning belongs to the loop's thread, where Python's filters and the user's own observer expect it."""
         (measuring.tell if isinstance(event, SetupWarning) else context.asking.on_event)(event)
@@ -157,7 +161,8 @@ def _at_once(
 
     def measure(cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
         # Whether the node runs it is asked while it tries engines: on a thin link each answer queues behind samples.
-        shipping, made = Shipping(beside, network, cancellation, first_bytes=first_bytes), None
+        is_worth, made = partial(_pays_for_upload, both_sides, found_here, left), None
+        shipping = Shipping(beside, network, cancellation, first_bytes=first_bytes, is_worth=is_worth)
         try:
             # The weights may have been long on their way; the trainer goes on with its share meanwhile.
             if shipping.is_sent() and tries and pays_for_trial(now := left(), context.settings.trial_s):
@@ -181,6 +186,7 @@ def _at_once(
 
     def ready(why_not: str | None) -> None:
         both_sides.begin_again(Route(0))
+        found_here.append(why_not)
         if why_not is not None:
             tell(SetupWarning(reason=f"the trainer's share runs in eager PyTorch, and no engine was tried: {why_not}"))
 
@@ -189,6 +195,16 @@ def _at_once(
     rows = context.settings.device_batch if found is None else 0
     trainer = TrainerEngine(context, ready, eager_rows=rows) if tries_here else None
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
+
+
+def _pays_for_upload(
+    both_sides: BothSides, found_here: Sequence[str | None], left: Callable[[], Left], needed_s: float
+) -> bool | None:
+    """Whether weights are sent; None before the trainer has computed by the engine that it found."""
+    here = both_sides.observed_speed(Route(0))
+    if not found_here or not here:
+        return None
+    return is_worth_sending(needed_s=needed_s, samples_left=left().samples, samples_per_s=here)
 
 
 def pays_for_trial(left: Left, trial_s: float | None) -> bool:

@@ -157,7 +157,7 @@ def finite_check(
 
 def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> bool:
     """Whether so many bytes of features all stay at the trainer after their first epoch."""
-    return not preprocess.is_random and nbytes <= settings.cache_bytes + settings.most_disk_bytes
+    return not preprocess.is_random and nbytes <= settings.cache_bytes + settings.max_disk_bytes
 
 
 def features_on_disk(settings: LoaderSettings) -> FeatureStore | None:
@@ -166,9 +166,9 @@ def features_on_disk(settings: LoaderSettings) -> FeatureStore | None:
     Raises:
         SettingError: The folder cannot be used, or the maximum is too small.
     """
-    if settings.cache_folder is None or not settings.most_disk_bytes:
+    if settings.cache_folder is None or not settings.max_disk_bytes:
         return None
-    return FeatureStore.where_room(Path(settings.cache_folder), settings.most_disk_bytes)
+    return FeatureStore.where_room(Path(settings.cache_folder), settings.max_disk_bytes)
 
 
 class CachePolicy:

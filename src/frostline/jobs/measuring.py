@@ -30,6 +30,12 @@ __all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring", "Shipping
 _FORMAT = 1
 # Until the first samples are there, or until it may be that no loop has begun; and between two looks at that.
 _FIRST_S, _LOOK_S = 1.0, 0.005
+# A link's rate is known from so many bytes. An upload that takes longer has to pay, of which is asked so often.
+_TELLING_BYTES, _SHORT_S, _ASK_S = 256 << 10, 10.0, 0.2
+_TOO_LONG = (
+    "the frozen layers run here: the node lacks their weights, {:.0f} MB, which take {:.0f} s on this link, and the "
+    "job is done before; name a network whose weights the node has, or give it a folder of them (serve --weights)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,15 +276,24 @@ class Shipping:
         network: network of the job.
         cancellation: cancellation of the job's work beside its loop.
         first_bytes: bytes of samples that go before an upload; 0 where no loop waits for them yet.
+        is_worth: function that says by the seconds of a long upload whether it pays; None as long as nobody knows. What
+            does not pay is not sent as long as that is so: a loop may go on for longer than it seemed.
     """
 
     def __init__(
-        self, context: "JobContext", network: Shipped, cancellation: Cancellation, *, first_bytes: int
+        self,
+        context: "JobContext",
+        network: Shipped,
+        cancellation: Cancellation,
+        *,
+        first_bytes: int,
+        is_worth: Callable[[float], bool | None],
     ) -> None:
         self._context = context
         self._network = network
         self._cancellation = cancellation
         self._first_bytes = first_bytes
+        self._is_worth = is_worth
         self._sent: Future[bool] = Future()
         self._refused: Future[str | None] = Future()
         threading.Thread(target=self._run, name="frostline-shipping", daemon=True).start()
@@ -312,8 +327,29 @@ class Shipping:
             return self._network.no_room(self._context)
 
     def _let_pass(self) -> None:
-        received = self._context.transport.statistics
-        wait_for_bytes(self._first_bytes, lambda: received().bytes_received, self._cancellation)
+        seen, shipment = self._context.transport.statistics, self._context.shipment
+        wait_for_bytes(self._first_bytes, lambda: seen().bytes_received, self._cancellation)
+        link = seen()
+        if shipment is not None and link.transfer_bytes >= _TELLING_BYTES:
+            self._wait_until_worth(len(shipment.artifact), link.transfer_bytes / link.transfer_s)
+
+    def _wait_until_worth(self, nbytes: int, bytes_per_s: float) -> None:
+        """Wait as long as the job is done before its weights would be there, which is told once.
+
+        Raises:
+            FrostlineError: The job is over.
+        """
+        needed_s, is_told, is_over = nbytes / bytes_per_s, False, threading.Event()
+        if needed_s <= _SHORT_S:
+            return
+        with suppress(Unavailable), self._cancellation.ends(is_over.set):
+            while not is_over.is_set() and not (pays := self._is_worth(needed_s)):
+                if pays is False and not is_told:
+                    is_told = True
+                    self._context.asking.on_event(SetupWarning(reason=_TOO_LONG.format(nbytes / 1e6, needed_s)))
+                is_over.wait(_ASK_S)
+        if is_over.is_set():
+            raise FrostlineError("the job ended before its weights were sent")
 
 
 def wait_for_bytes(nbytes: int, received: Callable[[], int], cancellation: Cancellation) -> None:

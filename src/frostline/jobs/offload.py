@@ -456,9 +456,9 @@ def _kept_for_later_jobs(context: JobContext, nodes: Sequence[str]) -> JobContex
     except OSError:
         return context
     kept = replace(settings, cache_folder=str(folder))
-    kept = replace(kept, cache_disk_bytes=min(room, kept.most_disk_bytes))
+    kept = replace(kept, cache_disk_bytes=min(room, kept.max_disk_bytes))
     needed = context.cuts[-1].bytes_per_sample * len(context.data)
-    return replace(context, settings=kept) if max(needed, _MIN_DISK_BYTES) <= kept.most_disk_bytes else context
+    return replace(context, settings=kept) if max(needed, _MIN_DISK_BYTES) <= kept.max_disk_bytes else context
 
 
 def _scope(context: JobContext, network: "PartitionedModel | None") -> Scope:

@@ -115,6 +115,11 @@ class BothSides:
         with self._lock:
             self._ways.open(route)
 
+    def observed_speed(self, route: Route) -> float:
+        """See ``ShortestWait``."""
+        with self._lock:
+            return self._ways.observed_speed(route)
+
     def begin_again(self, route: Route) -> None:
         """See ``ShortestWait``."""
         with self._lock:

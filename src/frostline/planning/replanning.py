@@ -48,6 +48,7 @@ __all__ = (
     "find_better",
     "is_news",
     "is_worth_measuring",
+    "is_worth_sending",
     "is_worth_trying",
     "learn",
     "mixture_in_words",
@@ -371,6 +372,8 @@ def is_worth_measuring(*, samples_left: int, samples_per_s: float) -> bool:
 _TRIED_SAMPLES = 48
 _TRIED_S = 1.0
 _SAVED = 0.4
+# Of a job without them, the longest that weights may be on their way: a little at its end is worth no upload.
+_SENT = 0.8
 
 
 def is_worth_trying(*, samples_left: int, samples_per_s: float) -> bool:
@@ -381,6 +384,17 @@ def is_worth_trying(*, samples_left: int, samples_per_s: float) -> bool:
         samples_per_s: the rate at which they were computed until now; above 0.
     """
     return _TRIED_S + _TRIED_SAMPLES / samples_per_s <= _SAVED * samples_left / samples_per_s
+
+
+def is_worth_sending(*, needed_s: float, samples_left: int, samples_per_s: float) -> bool:
+    """Whether weights that a node lacks are sent to it, of which the job must still have something when they are there.
+
+    Args:
+        needed_s: seconds that they need on the link.
+        samples_left: number of samples that are still to be computed.
+        samples_per_s: the rate of the trainer, which computes them meanwhile; above 0.
+    """
+    return needed_s + _TRIED_S <= _SENT * samples_left / samples_per_s
 
 
 SILENCE_S = 3.0
