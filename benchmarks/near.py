@@ -3,11 +3,12 @@
     python benchmarks/near.py --data DIR [--mbit 5,20,100,1000] [--photographs N] [--rounds 3] [--out FILE]
 
 Store and trainer have a network namespace and one core each, joined by a link that tc shapes. Whole processes are
-timed, by turns, from the command to its end. All train for as many epochs; else a job is at its defaults, by which that
-of the demo network ends after 16 too:
+timed, by turns, from the command to its end. A job is at its defaults, by which that of the demo network ends after as
+many epochs as the scripts have; one with --weights or --crops is given their number:
 
 - first job: ``frostline train --near`` on a node that has just been started, with empty caches on both sides;
-- second job: the same command once more, with what both sides have kept;
+- second job: the same command once more, with what both sides have kept; with --extra "--cache-size 0" it computes
+  all features again;
 - script here: fetch photographs over HTTP by 16 threads, extract features once with PyTorch, keep them, train a head;
 - script there: extract on the store's machine, copy the features over the link, train a head.
 
@@ -65,7 +66,7 @@ def options(parser):
     parser.add_argument("--model", default="demo:efficientnet_lite0")
     parser.add_argument("--until", default="features")
     parser.add_argument("--weights", help="as of `frostline train`; random ones must travel")
-    parser.add_argument("--epochs", default="16", help="epochs of a job and of the scripts")
+    parser.add_argument("--epochs", default="16", help="epochs of the scripts")
     parser.add_argument("--extra", default="", help="more options of `frostline train`")
     parser.add_argument("--crops", action="store_true", help="random crops each epoch, which nobody extracts once")
     parser.add_argument("--ways", default=",".join(WAYS))
@@ -166,12 +167,13 @@ def job(world, wanted):
     """One `frostline train --near`, as its report has it."""
     out = Path(tempfile.mkdtemp(dir=world.folder))
     words = ["train", "--near", f"http://{world.link.address}:7070", "--data", world.data, "--out", out / "run"]
-    words += ["--model", wanted.model, "--until", wanted.until, "--epochs", wanted.epochs, "--json"]
-    words += wanted.extra.split()
+    words += ["--model", wanted.model, "--until", wanted.until, "--json", *wanted.extra.split()]
     if wanted.weights:
         words += ["--weights", wanted.weights]
     if wanted.crops:
         words += ["--augment"]
+    if wanted.quick or wanted.crops or wanted.weights:
+        words += ["--epochs", wanted.epochs]
     began = time.perf_counter()
     with (out / "report.json").open("w") as report, (out / "log.txt").open("w") as log:
         environment = ours(world.folder, "trainer")
