@@ -60,7 +60,9 @@ def test_a_value_opens_for_its_own_key_and_whole_alone():
 
 
 def test_evicts_the_least_recently_used_and_never_the_requester():
-    shelves = [ScopeUsage(number=number, used_s=used_s, row_bytes=1) for number, used_s in ((1, 50), (2, 10), (3, 30))]
+    # By their sizes they would stand in another order, either way.
+    about = ((1, 50, 2), (2, 10, 1), (3, 30, 3))
+    shelves = [ScopeUsage(number=number, used_s=used_s, row_bytes=size) for number, used_s, size in about]
     idle = idle_scopes(shelves, wanting=2, now_s=100, idle_s=60)
     assert [shelf.number for shelf in idle] == [3]
     idle = idle_scopes(shelves, wanting=9, now_s=110, idle_s=60)

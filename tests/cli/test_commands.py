@@ -86,6 +86,7 @@ def test_every_option_is_about_something_and_stands_once_on_the_page_of_verbs(na
     assert sorted(option.name for found in sections.values() for option in found) == sorted(
         option.name for option in options
     )
+    assert "Other" not in sections, "name the option in _SECTIONS of cli/options.py"
     assert next(iter(sections)) in {"Data", "Node", "Access", "Output"}, names
 
 

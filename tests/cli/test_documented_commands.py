@@ -131,3 +131,8 @@ def test_a_verbs_example_is_taken(arguments, monkeypatch, tmp_path):
 def test_a_wrong_command_is_found(line, monkeypatch, tmp_path):
     with pytest.raises((click.ClickException, AssertionError, SettingError)):
         taken(shlex.split(line), monkeypatch, tmp_path)
+
+
+def test_the_first_page_names_every_verb():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in verbs.commands if not re.search(rf"`(frostline )?{name}\b", page)] == []

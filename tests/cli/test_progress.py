@@ -1,7 +1,10 @@
 """What a run says on a terminal or in a log, from its events."""
 
+from typing import get_args
+
 from frostline.cli import show
 from frostline.cli.show import ProgressBar
+from frostline.core import events
 from frostline.core.events import BatchDelivered, EpochStarted, Evaluated, NodeBack, NodeLost, RowsNotFinite
 from frostline.jobs.statistics import warn_user
 
@@ -44,3 +47,10 @@ def test_the_first_row_that_is_not_finite_is_said_and_no_other(capsys):
     said = capsys.readouterr().err
     assert "Inf for sample 2; more are counted" in said
     assert "sample 4" not in said
+
+
+def test_every_event_stands_in_the_union_and_is_given_by_its_module():
+    kinds = {name for name, kind in vars(events).items() if getattr(kind, "__module__", "") == events.__name__}
+    assert kinds >= {"NodeLost", "event_name"}
+    assert {kind.__name__ for kind in get_args(events.Event)} == kinds - {"event_name"}
+    assert set(events.__all__) == kinds | {"Event", "Observer"}

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from frostline.cli.train import train
+from frostline.cli.train import FREE, train
+from frostline.core.config import NodeSettings
 from frostline.training.report.steps import RecordedSteps
 from frostline.training.verify import compare_steps
 from support.commands import run, run_json, trained
@@ -297,6 +298,12 @@ OF_THE_RUN = {
 def test_every_option_of_train_is_known_to_be_harmless_or_to_be_named_again():
     named = {"data", "loss", "model", "cache_folder", "local_tier", "near", "out", "trace", "log_format"}
     assert {param.name for param in train.params} == OF_THE_RUN | named | {"as_json", "resume"}
+
+
+def test_a_run_may_go_on_beside_a_node_with_other_settings():
+    of_a_node = {param.name for param in train.params if getattr(param, "of", None) is NodeSettings}
+    assert "memory" in of_a_node
+    assert of_a_node - set(FREE) == set()
 
 
 @pytest.mark.parametrize(

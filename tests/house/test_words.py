@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,13 @@ def test_names_of_tests_have_at_most_80_characters():
     names = re.findall(r"^ *def (test_\w+)", text, re.MULTILINE)
     assert len(names) > 1_000, "tests are found at all"
     assert [name for name in names if len(name) > MAX_NAME_OF_A_TEST] == [], "say what holds, and no more"
+
+
+def test_each_setting_has_a_line_in_the_docstring_of_its_class():
+    from frostline.core.config import IoSettings, LoaderSettings, NodeSettings
+    from frostline.training.settings import ExtractSettings, JobSettings, TrainSettings
+    from frostline.wire.recipes import Recipe
+
+    for settings in (ExtractSettings, IoSettings, JobSettings, LoaderSettings, NodeSettings, Recipe, TrainSettings):
+        said = re.findall(r"^        (\w+): ", settings.__doc__, re.MULTILINE)
+        assert sorted(said) == sorted(field.name for field in fields(settings)), settings.__name__

@@ -345,6 +345,14 @@ def test_a_recipe_is_said_in_words():
     assert recipe_in_words({}) == ""
 
 
+def test_every_option_of_a_recipe_is_said_where_it_is_not_as_by_default():
+    default = Recipe().to_json()
+    never = {"epochs", "seed", "selects"}  # a report has them in places of their own
+    for name in default.keys() - never:
+        other = f"other {name}" if isinstance(default[name], str) else 3
+        assert recipe_in_words({**default, name: other}) != recipe_in_words(default), name
+
+
 def test_a_runs_settings_fill_every_field_of_its_recipe_but_who_selects():
     """A field that they leave as it is by default would be trained without, here and beside the store."""
     job = JobSettings(data="photos", model="demo:efficientnet_lite0", until="features", seed=5)

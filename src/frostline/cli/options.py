@@ -276,7 +276,10 @@ _SECTIONS: Mapping[str, tuple[str, ...]] = {
         max_requests min_upload_rate device_batch threads max_run max_operation node_memory ray_memory window
         path timeout executor workers bandwidth store_speed trainer_speed trainer_memory separate_machines control"""
     ),
-    "Access": _names("listen tenants allow_anonymous is_open allowed_hosts control_config prices"),
+    "Access": _names(
+        """listen tenants allow_anonymous is_open allowed_hosts control_config config prices audit days names is_client
+        is_revoked"""
+    ),
     "Training": _names(
         """epochs batch_size learning_rate optimizer weight_decay schedule warm_up patience targets loss task
         label_smoothing metrics lora unfreeze bf16 augment seed val_share val_split allow_training training_memory"""

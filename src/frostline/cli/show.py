@@ -23,8 +23,10 @@ from frostline.core.events import (
     BatchDelivered,
     ColumnsDropped,
     EngineChanged,
+    EpochFinished,
     EpochsChosen,
     EpochStarted,
+    EpochTrained,
     Evaluated,
     Event,
     HeadSelected,
@@ -40,6 +42,8 @@ from frostline.core.events import (
     PhaseStarted,
     ProgressMade,
     Replanned,
+    RequestFinished,
+    RequestHedged,
     RequestRetried,
     RowsNotFinite,
     RunResumed,
@@ -49,6 +53,7 @@ from frostline.core.events import (
     SplitsChosen,
     StepFinished,
     Tuned,
+    WaitingForRows,
     WeightsLoaded,
 )
 from frostline.core.units import METRICS, in_rate, in_score, printable
@@ -158,6 +163,9 @@ _LINE_EVERY_S = 10.0
 # Epochs on kept features take milliseconds: the first few are said, and then one a second.
 _EPOCHS_SAID = 5
 _EPOCH_EVERY_S = 1.0
+
+# Nobody reads these as sentences. An event that neither stands here nor has a case is found by mypy.
+_Unsaid = EpochFinished | EpochTrained | RequestFinished | RequestHedged | WaitingForRows
 
 
 class ProgressBar:
@@ -278,7 +286,7 @@ class ProgressBar:
         elapsed = time.monotonic() - self._started
         return f"{self._samples / elapsed:.0f} samples/s, waiting {self._stall_s / elapsed:.0%}"
 
-    def _measured(self, event: Event) -> None:
+    def _measured(self, event: EngineChanged | MeasurementFailed | RowsNotFinite | SamplesLeftOut | _Unsaid) -> None:
         match event:
             case EngineChanged():
                 rate = "" if event.samples_per_s is None else f" at {in_rate(event.samples_per_s)} samples/s"
