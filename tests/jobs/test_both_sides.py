@@ -4,6 +4,7 @@ import os
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
@@ -15,7 +16,7 @@ import frostline as fl
 from frostline.client.http import HttpTransport
 from frostline.core import REFERENCE
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import OverBudget, Unavailable, UnsafeArtifact
+from frostline.core.errors import ModelError, OverBudget, Unavailable, UnsafeArtifact
 from frostline.core.events import SetupWarning
 from frostline.engines.catalog import absence
 from frostline.jobs import beginning, both_sides
@@ -24,6 +25,7 @@ from frostline.loaders.fetch import Shipment
 from frostline.node.process import start_node
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
+from support.nodes import until
 from support.texts import small_distilbert, tokenizer_of_words, write_reviews
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -210,6 +212,36 @@ def test_a_first_job_runs_its_first_rows_at_once_and_tries_engines_after_them(fo
     with node_elsewhere(folder) as url, job_near(url, folder, settings={"device_batch": 16}) as job:
         np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
     assert done[: done.index("tried")] == [8, 8], "as many rows as a run of the device has, and no more"
+
+
+def test_rows_of_small_requests_that_wait_share_a_run_and_go_to_their_own():
+    sizes, begun, may_end = [], threading.Event(), threading.Event()
+
+    def run(pixels):
+        sizes.append(len(pixels))
+        begun.set()
+        assert may_end.wait(60)
+        if pixels.min() < 0:
+            raise ModelError("negative")
+        return pixels * 2, pixels.sum(axis=1)
+
+    runs, rows = both_sides.SharedRuns(run), [np.full((2, 3), float(number)) for number in range(6)]
+    with ThreadPoolExecutor(8) as pool:
+        first = [pool.submit(runs, rows[0])]
+        assert begun.wait(60)
+        rest = []
+        for number, few in enumerate([*rows[1:], np.full((7, 3), -1.0)]):
+            rest.append(pool.submit(runs, few))
+            until(lambda number=number: runs.waiting == number + 1)
+        may_end.set()
+        for asked, few in zip(first + rest[:-1], rows, strict=True):
+            twice, sums = asked.result()
+            np.testing.assert_array_equal(twice, few * 2)
+            np.testing.assert_array_equal(sums, few.sum(axis=1))
+        with pytest.raises(ModelError, match="negative"):
+            rest[-1].result()
+    assert sizes == [2, 8, 2, 7]
+    np.testing.assert_array_equal(runs(rows[1])[0], rows[1] * 2)
 
 
 def test_a_trainer_that_could_try_no_engine_says_so_and_computes_all_the_same(folder, expected, monkeypatch):

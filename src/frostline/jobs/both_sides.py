@@ -8,7 +8,9 @@ this processor would idle else. What was found is kept in the user's cache.
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import closing
 from typing import TypeVar
 
@@ -16,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from frostline.batching import pad_rows
+from frostline.batching import ROWS, pad_rows
 from frostline.core import REFERENCE, Route
 from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError
@@ -43,7 +45,7 @@ from frostline.preprocess.sounds import has_sound_packages
 from frostline.preprocess.tokens import has_tokenizers
 from frostline.wire.messages import Health
 
-__all__ = ("TrainerEngine", "can_be_tried", "dealer_of")
+__all__ = ("SharedRuns", "TrainerEngine", "can_be_tried", "dealer_of")
 
 T = TypeVar("T")
 _Arrays = Sequence[npt.NDArray[np.generic]]
@@ -121,6 +123,59 @@ def can_be_tried(context: JobContext) -> bool:
     )
 
 
+class _Few:
+    """Rows of one request that wait for a run, and what it makes of them."""
+
+    def __init__(self, pixels: npt.NDArray[np.generic]) -> None:
+        self.pixels = pixels
+        self.made: Future[tuple[npt.NDArray[np.generic], ...]] = Future()
+
+
+class SharedRuns:
+    """Runs a few rows with those of other requests that wait: a run of one row takes as long as one of eight.
+
+    Safe for threads: whoever has the turn runs what waits, in the order in which it came.
+
+    Args:
+        run: function that runs so many rows.
+    """
+
+    def __init__(self, run: Callable[[npt.NDArray[np.generic]], _Arrays]) -> None:
+        self._run = run
+        self._waiting: deque[_Few] = deque()
+        self._turn = threading.Lock()
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose rows no run has taken yet."""
+        return len(self._waiting)
+
+    def __call__(self, pixels: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], ...]:
+        """What the function makes of these rows, ``[n, ...]`` with n below eight."""
+        own = _Few(pixels)
+        self._waiting.append(own)
+        with self._turn:
+            while not own.made.done():
+                self._run_first()
+        return own.made.result()
+
+    def _run_first(self) -> None:
+        taken = [self._waiting.popleft()]
+        rows = len(taken[0].pixels)
+        while self._waiting and rows + len(self._waiting[0].pixels) <= ROWS:
+            taken.append(self._waiting.popleft())
+            rows += len(taken[-1].pixels)
+        try:
+            made = self._run(np.concatenate([few.pixels for few in taken]))
+        except BaseException as error:  # noqa: BLE001 -- raised to each of them
+            for few in taken:
+                few.made.set_exception(error)
+            return
+        ends = np.cumsum([len(few.pixels) for few in taken])[:-1]
+        for few, *columns in zip(taken, *(np.split(column, ends) for column in made), strict=True):
+            few.made.set_result(tuple(columns))
+
+
 class TrainerEngine:
     """The whole frozen part, run at the trainer; a ``LocalPrefix`` from cut 1. Safe for threads.
 
@@ -143,6 +198,7 @@ class TrainerEngine:
         self.choice = Choice(engine=REFERENCE, trials=())
         self._eager_rows, self._running, self._has_run = eager_rows, threading.Lock(), False
         self._may_try, self._is_closed = threading.Event(), False
+        self._shared_runs = SharedRuns(self._run)
         if not eager_rows:
             self._may_try.set()
         self._thread = threading.Thread(target=self._find, name="frostline-engine", daemon=True)
@@ -168,11 +224,12 @@ class TrainerEngine:
                     self._may_try.set()
                 return self._run_eagerly(arrays, size)
         self._thread.join()
-        engine = self._engine
-        if engine is None:
+        if self._engine is None:
             return self._run_eagerly(arrays, size)
         [pixels] = arrays
-        parts = [self._run(engine, pixels[start : start + size]) for start in range(0, len(pixels), size)]
+        if len(pixels) < ROWS:
+            return self._shared_runs(pixels)
+        parts = [self._run(pixels[start : start + size]) for start in range(0, len(pixels), size)]
         return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
     def _run_eagerly(self, arrays: _Arrays, size: int) -> tuple[npt.NDArray[np.generic], ...]:
@@ -181,11 +238,12 @@ class TrainerEngine:
         self._has_run = True
         return made
 
-    def _run(self, engine: Engine, pixels: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], ...]:
+    def _run(self, pixels: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], ...]:
+        assert self._engine is not None, "it was found"
         rows = pad_rows(len(pixels))
         batch = np.zeros((rows, *pixels.shape[1:]), pixels.dtype) if rows != len(pixels) else pixels
         batch[: len(pixels)] = pixels
-        return tuple(tensor[: len(pixels)] for tensor in engine.run(batch, self._cut))
+        return tuple(tensor[: len(pixels)] for tensor in self._engine.run(batch, self._cut))
 
     def _find(self) -> None:
         why_not = None
