@@ -205,19 +205,37 @@ def cut(number, name):
     return Cut(number=number, name=name, **of)
 
 
+def start_finishing(stage, turn, rows):
+    def finish():
+        batch = FeatureBatch(ids=np.full(rows, turn), tensors=(np.full((rows, 1), turn, np.float32),))
+        stage.finish(batch, None, cut=1, preprocess=None, view=None, turn=turn)
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    return thread
+
+
+def test_a_few_rows_run_beside_others_until_they_are_as_many_as_a_run_has():
+    rest = Noting()
+    stage = LocalStage(cuts=[cut(number, name) for number, name in CUTS], rest=lambda _: rest)
+    threads = [start_finishing(stage, stage.turn(), rows=3) for _ in range(3)]
+    until(lambda: len(rest.seen) == 2)
+    until(lambda: len(stage._running._waiting) == 1)  # noqa: SLF001
+    threads.append(start_finishing(stage, stage.turn(), rows=20))
+    rest.may_end.set()
+    for thread in threads:
+        thread.join(30)
+    assert rest.seen[-1] == 3
+    assert stage._running._places == 8  # noqa: SLF001
+
+
 def test_what_was_asked_for_first_is_computed_first_whenever_it_arrives():
     rest, waiting = Noting(), len(usable_cores()) + 1
     stage = LocalStage(cuts=[cut(number, name) for number, name in CUTS], rest=lambda _: rest)
     turns = [stage.turn() for _ in range(waiting + 6)]
 
-    def finish(turn):
-        batch = FeatureBatch(ids=np.array([turn]), tensors=(np.full((1, 1), turn, np.float32),))
-        stage.finish(batch, None, cut=1, preprocess=None, view=None, turn=turn)
-
     def start(turn):
-        thread = threading.Thread(target=finish, args=(turn,))
-        thread.start()
-        return thread
+        return start_finishing(stage, turn, rows=8)
 
     threads = [start(turn) for turn in turns[:waiting]]
     assert rest.begun.wait(30)

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from frostline.batching import ROWS
 from frostline.core import Cut, FeatureBatch, Samples, SampleTable, Skipped, View
 from frostline.core.errors import NotFinite, SampleError
 from frostline.core.events import Observer, SampleSkipped
@@ -303,10 +304,10 @@ class LocalStage:
         self.device = device
         self._check = check
         self._made: dict[int, LocalPrefix | None] = {}
-        # One run at a time: several at once would only take each other's cores.
-        self._running = _Turns(1)
+        # One run at a time: several at once would only take each other's cores. A few rows may share it with others.
+        self._running = _Turns(ROWS)
         # What waits for it stays encoded but for a few.
-        self._decoded = _Turns(len(usable_cores()) + 1)
+        self._decoded = _Turns(ROWS * (len(usable_cores()) + 1))
         self._asked = count()
         self._making = threading.Lock()
         self._counting = threading.Lock()
@@ -361,11 +362,11 @@ class LocalStage:
         rest = self._rest_from(max(1, cut))
         if rest is None:
             return self._with_pixels(batch, samples, cut, preprocess, view)
-        with self._decoded.taken(turn):
+        with self._decoded.taken(turn, min(ROWS, len(batch))):
             batch = self._with_pixels(batch, samples, cut, preprocess, view)
             if len(batch) == 0:
                 return batch
-            with self._running.taken(turn):
+            with self._running.taken(turn, min(ROWS, len(batch))):
                 started = time.perf_counter()
                 tensors = rest.run(batch.tensors, self._device_batch)
                 self._count(compute_s=time.perf_counter() - started)
@@ -405,22 +406,22 @@ class _Turns:
         self._changed = threading.Condition()
 
     @contextmanager
-    def taken(self, number: int) -> Iterator[None]:
-        """Within the block one of the places is taken."""
+    def taken(self, number: int, places: int = 1) -> Iterator[None]:
+        """Within the block so many of the places are taken."""
         with self._changed:
             heappush(self._waiting, number)
             try:
-                self._changed.wait_for(lambda: self._places > 0 and self._waiting[0] == number)
+                self._changed.wait_for(lambda: self._places >= places and self._waiting[0] == number)
             finally:
                 self._waiting.remove(number)
                 heapify(self._waiting)
                 self._changed.notify_all()
-            self._places -= 1
+            self._places -= places
         try:
             yield
         finally:
             with self._changed:
-                self._places += 1
+                self._places += places
                 self._changed.notify_all()
 
 
