@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from frostline.core.units import in_bytes, in_multiple, in_percent, in_rate, in_samples_per_s, in_seconds, in_times
+from frostline.core.units import (
+    cut_for_log,
+    in_bytes,
+    in_multiple,
+    in_percent,
+    in_rate,
+    in_samples_per_s,
+    in_seconds,
+    in_times,
+    metric_name,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,3 +58,12 @@ def test_a_multiple_never_has_an_exponent():
 
 def test_a_rate_without_a_bound_has_no_unit():
     assert [in_samples_per_s(rate) for rate in (48.123, math.inf)] == ["48.12 samples/s", "no bound"]
+
+
+def test_metrics_have_the_whole_name_of_their_unit():
+    assert [metric_name(field) for field in ("busy_s", "bytes", "rows")] == ["busy_seconds", "bytes", "rows"]
+
+
+def test_a_long_text_is_cut_for_a_log_with_a_count():
+    assert cut_for_log("x" * 16_384) == "x" * 16_384
+    assert cut_for_log("x" * 16_384 + "y" * 2000) == "x" * 16_384 + " ... (2,000 characters more)"
