@@ -174,6 +174,8 @@ def test_thawing_layers_have_a_plain_loops_losses_and_use_the_cache(capsys, fold
     again = trained(capsys, folder, near, *LATER, "--cache", tmp_path / "kept")
     assert again["losses"] == first["losses"]
     assert again["ways"] == []
+    _, said, _ = run(capsys, "train", "--data", folder, "--near", near, *HOW, *LATER, "--cache", tmp_path / "kept")
+    assert "kept on this machine by an earlier job" in said
 
 
 @pytest.mark.parametrize("step", [4, 8])

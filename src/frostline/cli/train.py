@@ -321,6 +321,8 @@ def _print_report(report: Report, out: Path | None) -> None:
         *((f"{place.part}", place.where) for place in report.where),
     ]
     rows += [(f"samples computed {_way(way)}", f"{way.samples}") for way in report.ways]
+    if report.samples and not report.ways:
+        rows.append(("features of all samples", "kept on this machine by an earlier job"))
     rows += _rates(report)
     if report.engine_error:
         rows.append(("engine's relative error", f"{report.engine_error:.1g} at most, allowed: {report.accuracy}"))
