@@ -257,6 +257,10 @@ def test_features_from_another_machine_are_kept_unless_a_setting_forbids_it(fold
     assert same(found, expected)
 
 
+def refuses_to_open(*_, **__):
+    raise PermissionError(13, "Permission denied")
+
+
 def test_a_job_without_room_for_features_keeps_none_and_goes_on(folder, node, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
     monkeypatch.setattr(import_module("frostline.jobs.offload"), "is_loopback", lambda _: False)
@@ -269,6 +273,12 @@ def test_a_job_without_room_for_features_keeps_none_and_goes_on(folder, node, tm
     kept.write_text("no folder")
     with Run(folder, node, cache_folder=None) as none:
         assert none.epoch()[1] == COUNT
+    kept.unlink()
+    monkeypatch.setattr("frostline.cache.disk.sqlite3.connect", refuses_to_open)
+    with Run(folder, node, cache_folder=None) as unusable:
+        assert unusable.epoch()[1] == COUNT
+    with pytest.raises(SettingError, match="cannot be used"):
+        Run(folder, node, cache_folder=str(kept))
 
 
 @pytest.fixture

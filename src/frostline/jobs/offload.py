@@ -449,16 +449,19 @@ def _kept_for_later_jobs(context: JobContext, nodes: Sequence[str]) -> JobContex
     is_asked = settings.cache_folder is not None or not settings.cache_bytes or settings.cache_disk_bytes == 0
     if is_asked or context.prefix is None or not nodes or any(map(is_loopback, nodes)):
         return context
+    needed, kept = context.cuts[-1].bytes_per_sample * len(context.data), replace(settings, cache_folder=str(folder))
     try:
         make_private_folder(folder)
         there = sum(file.stat().st_size for file in folder.iterdir())
         room = (there + shutil.disk_usage(folder).free) // _SHARE_OF_DISK
-    except OSError:
+        kept = replace(kept, cache_disk_bytes=min(room, kept.max_disk_bytes))
+        store = features_on_disk(kept) if max(needed, _MIN_DISK_BYTES) <= kept.max_disk_bytes else None
+    except (OSError, SettingError):  # nobody asked for it
         return context
-    kept = replace(settings, cache_folder=str(folder))
-    kept = replace(kept, cache_disk_bytes=min(room, kept.max_disk_bytes))
-    needed = context.cuts[-1].bytes_per_sample * len(context.data)
-    return replace(context, settings=kept) if max(needed, _MIN_DISK_BYTES) <= kept.max_disk_bytes else context
+    if store is None:
+        return context
+    store.close()
+    return replace(context, settings=kept)
 
 
 def _scope(context: JobContext, network: "PartitionedModel | None") -> Scope:
