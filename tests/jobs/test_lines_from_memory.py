@@ -762,7 +762,7 @@ def test_a_sample_that_cannot_be_decoded_is_named(tmp_path):
 
 
 def test_a_path_given_with_a_node_on_another_machine_is_listed_by_that_node(photos, quick, shared_node, monkeypatch):
-    monkeypatch.setattr("frostline.datasets.source._is_here", lambda url: False)
+    monkeypatch.setattr("frostline.datasets.source.is_loopback", lambda url: False)
     monkeypatch.setattr(
         "frostline.datasets.source.load_manifest", lambda *_, **__: pytest.fail("listed at the trainer")
     )
