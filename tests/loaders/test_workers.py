@@ -246,13 +246,15 @@ def test_workers_report_unreadable_samples_once_for_all(tmp_path):
 @pytest.mark.parametrize("start", sampled(["fork", "spawn", "forkserver"], usual=("forkserver",)))
 def test_what_workers_ask_of_each_node_counts_in_the_job(folder, node, start):
     with start_node((str(folder),), NODE) as other, job_for(folder, near=[node.url, other.url], cut=1) as job:
-        total = len(job.data)
-        for passes in (1, 2):
+        total, passes = len(job.data), 0
+        # A node that is slow to answer as the workers of a pass begin, as on a busy machine, is asked by the next ones.
+        while passes < 2 or not all(use.samples and use.requests for use in job.statistics().nodes):
+            passes += 1
+            assert passes < 10
             assert sum(map(len, WorkerLoader(job.loader(8, epoch=passes), 2, start=start))) == total
             until(lambda passes=passes: sum(use.samples for use in job.statistics().nodes) >= passes * total)
         before = {use.url: use for use in job.statistics().nodes}
-        assert sum(use.samples for use in before.values()) < 3 * total  # late ones are asked twice
-        assert all(use.samples and use.requests for use in before.values())
+        assert sum(use.samples for use in before.values()) < (passes + 1) * total  # late ones are asked twice
         # What this process asks counts beside it, once.
         assert sum(map(len, job.loader(8))) == total
         own = sum(use.samples for use in job.statistics().nodes) - sum(use.samples for use in before.values())
