@@ -192,11 +192,17 @@ class Noting:
 
     def __init__(self):
         self.seen, self.begun, self.may_end = [], threading.Event(), threading.Event()
+        self.at_once, self.running, self.changing = [], 0, threading.Lock()
 
     def run(self, arrays, size):
-        self.seen.append(int(arrays[0][0, 0]))
+        with self.changing:
+            self.running += len(arrays[0])
+            self.at_once.append(self.running)
+            self.seen.append(int(arrays[0][0, 0]))
         self.begun.set()
         assert self.may_end.wait(30)
+        with self.changing:
+            self.running -= len(arrays[0])
         return tuple(arrays)
 
 
@@ -218,15 +224,14 @@ def start_finishing(stage, turn, rows):
 def test_a_few_rows_run_beside_others_until_they_are_as_many_as_a_run_has():
     rest = Noting()
     stage = LocalStage(cuts=[cut(number, name) for number, name in CUTS], rest=lambda _: rest)
-    threads = [start_finishing(stage, stage.turn(), rows=3) for _ in range(3)]
+    threads = [start_finishing(stage, stage.turn(), rows=3) for _ in range(5)]
     until(lambda: len(rest.seen) == 2)
-    until(lambda: len(stage._running._waiting) == 1)  # noqa: SLF001
     threads.append(start_finishing(stage, stage.turn(), rows=20))
     rest.may_end.set()
     for thread in threads:
         thread.join(30)
-    assert rest.seen[-1] == 3
-    assert stage._running._places == 8  # noqa: SLF001
+    assert max(rest.at_once[:5]) == 6
+    assert (rest.seen[-1], rest.at_once[-1]) == (5, 20), "a whole run is alone"
 
 
 def test_what_was_asked_for_first_is_computed_first_whenever_it_arrives():

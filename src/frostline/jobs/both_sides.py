@@ -10,7 +10,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from typing import TypeVar
 
@@ -124,20 +123,21 @@ def can_be_tried(context: JobContext) -> bool:
 
 
 class _Few:
-    """Rows of one request that wait for a run, and what it makes of them."""
+    """Rows of one request that wait for a run, and what it made of them."""
 
     def __init__(self, pixels: npt.NDArray[np.generic]) -> None:
         self.pixels = pixels
-        self.made: Future[tuple[npt.NDArray[np.generic], ...]] = Future()
+        self.made: tuple[npt.NDArray[np.generic], ...] | None = None
 
 
 class SharedRuns:
     """Runs a few rows with those of other requests that wait: a run of one row takes as long as one of eight.
 
-    Safe for threads: whoever has the turn runs what waits, in the order in which it came.
+    Safe for threads: whoever has the turn takes along what waits. A run that fails does so for it alone, and the others
+    run again.
 
     Args:
-        run: function that runs so many rows.
+        run: function that runs at most eight rows, ``[n, ...]``.
     """
 
     def __init__(self, run: Callable[[npt.NDArray[np.generic]], _Arrays]) -> None:
@@ -155,25 +155,24 @@ class SharedRuns:
         own = _Few(pixels)
         self._waiting.append(own)
         with self._turn:
-            while not own.made.done():
-                self._run_first()
-        return own.made.result()
+            return self._with_others(own) if own.made is None else own.made
 
-    def _run_first(self) -> None:
-        taken = [self._waiting.popleft()]
-        rows = len(taken[0].pixels)
+    def _with_others(self, own: _Few) -> tuple[npt.NDArray[np.generic], ...]:
+        self._waiting.remove(own)
+        others: list[_Few] = []
+        rows = len(own.pixels)
         while self._waiting and rows + len(self._waiting[0].pixels) <= ROWS:
-            taken.append(self._waiting.popleft())
-            rows += len(taken[-1].pixels)
+            others.append(self._waiting.popleft())
+            rows += len(others[-1].pixels)
         try:
-            made = self._run(np.concatenate([few.pixels for few in taken]))
-        except BaseException as error:  # noqa: BLE001 -- raised to each of them
-            for few in taken:
-                few.made.set_exception(error)
-            return
-        ends = np.cumsum([len(few.pixels) for few in taken])[:-1]
-        for few, *columns in zip(taken, *(np.split(column, ends) for column in made), strict=True):
-            few.made.set_result(tuple(columns))
+            made = self._run(np.concatenate([few.pixels for few in (own, *others)]))
+            ends = np.cumsum([len(few.pixels) for few in (own, *others)])[:-1]
+            mine, *theirs = zip(*(np.split(column, ends) for column in made), strict=True)
+            for few, columns in zip(others, theirs, strict=True):
+                few.made = columns
+        finally:
+            self._waiting.extendleft(few for few in reversed(others) if few.made is None)
+        return mine
 
 
 class TrainerEngine:
