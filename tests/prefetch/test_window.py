@@ -427,6 +427,24 @@ def test_what_waits_for_a_slow_processor_is_some_seconds_of_its_work():
     assert set(most[-20:]) == {12}, "the fewest whole requests that are three seconds of work"
 
 
+@pytest.mark.parametrize("slow", [0, 2])
+def test_one_run_that_waited_does_not_let_the_network_idle(slow):
+    """A first run makes kernels ready, and another waits until an engine is found; rows take 50 ms of themselves."""
+    held, now, computing, waiting = window(4000, requests_in_flight=8), 0.0, deque(), []
+    for run in range(6):
+        while asks := held.asks(now):
+            for ask in asks:
+                held.mark_received(ask, now)
+            computing += asks
+        waiting.append(sum(len(ask.samples) for ask in computing))
+        ask = computing.popleft()
+        now += 4.0 if run == slow else len(ask.samples) * 0.05
+        held.take_rows(ask, answer(ask.samples.ids))
+        held.finish(ask, now)
+        take_all(held)
+    assert min(waiting) >= 4 * 4, "as many as may wait for a quick processor"
+
+
 def test_what_is_here_is_asked_of_nobody_a_second_time_though_it_takes_long():
     held = window(4000, requests_in_flight=4, hedge_quantile=0.5)
     now = 0.0

@@ -232,8 +232,9 @@ _COMPUTING_REQUESTS = 4
 # Nor more seconds of its work than this, with those under way: they can find no other way, such as a node that becomes
 # ready. Where nothing waits here the link is what is slow, and is kept busy.
 _COMPUTING_S = 3.0
-# What the newest answer says of how long a row takes.
-_NEWEST = 0.25
+# The newest answers, which say how long a row takes. The slowest of them is left out: a first run makes kernels ready,
+# and one may have waited until an engine was found.
+_TOLD_BY = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +325,7 @@ class Window:
         self._rows_under_way = 0
         self._computing: set[int] = set()
         self._rows_computing: Counter[Route] = Counter()
-        self._row_s: dict[Route, float] = {}  # that this side's processor takes for a row
+        self._runs: dict[Route, deque[tuple[float, int]]] = {}  # seconds of this side's processor, and rows
         self._computed_at: dict[Route, float] = {}  # and since when it is at the next one
         self._asks = 0
         self._stop = 0  # the place after the last row of the requests that left whole
@@ -563,18 +564,26 @@ class Window:
 
     def _is_busy(self, route: Route) -> bool:
         """As many rows of a way wait for this side's processor as may: the next ones may find another way sooner."""
-        computing, row_s = self._rows_computing[route], self._row_s.get(route)
+        computing = self._rows_computing[route]
         if computing >= _COMPUTING_REQUESTS * self._settings.samples_per_request:
             return True
-        if not computing or row_s is None:
+        row_s = self._row_s(route) if computing else None
+        if row_s is None:
             return False
         asked = sum(flight.rows for flight in self._flights.values() if flight.opened.request.route == route)
         return asked * row_s >= _COMPUTING_S
 
+    def _row_s(self, route: Route) -> float | None:
+        """Seconds that this side's processor takes for a row of a way; None where too little is known."""
+        runs = self._runs.get(route, ())
+        if len(runs) < 2:
+            return None
+        slowest = max(runs)
+        return (sum(took_s for took_s, _ in runs) - slowest[0]) / (sum(rows for _, rows in runs) - slowest[1])
+
     def _learn_pace(self, route: Route, rows: int, now: float) -> None:
-        row_s = max(now - self._computed_at[route], 1e-9) / max(1, rows)
-        self._row_s[route] = before = self._row_s.get(route, row_s)
-        self._row_s[route] += _NEWEST * (row_s - before)
+        runs = self._runs.setdefault(route, deque(maxlen=_TOLD_BY))
+        runs.append((now - self._computed_at[route], max(1, rows)))
         self._computed_at[route] = now
 
     def _ask(self, flight: InFlight, now: float) -> Ask:
