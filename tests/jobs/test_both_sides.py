@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from frostline.jobs import beginning, both_sides
 from frostline.jobs.partition import TorchLocalPrefix
 from frostline.loaders.fetch import Shipment
 from frostline.node.process import start_node
+from frostline.ordering import Order
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.nodes import until
@@ -358,3 +360,28 @@ def test_where_node_and_trainer_share_their_cores_the_node_alone_computes(folder
         assert set(sides(job)) == {job.frost_line.number}
         assert "no plan was measured" in str(job.explain())
         assert job.engine.engine == REFERENCE
+
+
+@pytest.mark.parametrize("accuracy", ["exact", "float32"])
+def test_samples_that_came_before_the_trace_are_not_asked_for_again(folder, expected, monkeypatch, accuracy):
+    asked, features = [], HttpTransport.features
+
+    def noted(transport, wanted):
+        if wanted.cut == 0:
+            asked.extend(wanted.samples.ids.tolist())
+        return features(transport, wanted)
+
+    monkeypatch.setattr(HttpTransport, "features", noted)
+    monkeypatch.setattr(import_module("frostline.jobs.offload"), "is_loopback", lambda _: False)
+    once = {"hedge_quantile": 1.0, "cache_bytes": 1 << 20}
+    with node_elsewhere(folder) as url:
+        with job_near(url, folder, accuracy=accuracy, settings=once) as job:
+            until(lambda: len(asked) >= 64)
+            ahead = set(asked)
+            np.testing.assert_allclose(rows_of(job), expected, rtol=1e-4, atol=1e-5)
+            assert len(asked) == len(set(asked)) >= sides(job)[0]
+            assert {*job.data.samples.ids[Order(size=ROWS, seed=0, epoch=0).indices(0, 8)].tolist()} <= ahead
+        asked.clear()
+        with job_near(url, folder, accuracy=accuracy, settings=once) as job:
+            np.testing.assert_allclose(rows_of(job), expected, rtol=1e-4, atol=1e-5)
+        assert len(asked) <= 8, "features of all samples were kept"

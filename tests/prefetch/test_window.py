@@ -445,6 +445,23 @@ def test_one_run_that_waited_does_not_let_the_network_idle(slow):
     assert min(waiting) >= 4 * 4, "as many as may wait for a quick processor"
 
 
+def test_while_a_processor_has_no_engine_a_request_more_is_asked_for_each_second():
+    held, computing = window(4000, requests_in_flight=1), []
+
+    def ask(now):
+        while asks := held.asks(now):
+            for asked in asks:
+                held.mark_received(asked, 0)
+            computing.extend(asks)
+        return sum(len(asked.samples) for asked in computing)
+
+    assert ask(0) == 4 * 4
+    assert held.next_wakeup() == 1
+    assert ask(0.9) == 4 * 4
+    assert [ask(now) for now in (1, 2, 5)] == [5 * 4, 6 * 4, 9 * 4]
+    assert held.next_wakeup() == 6
+
+
 def test_what_is_here_is_asked_of_nobody_a_second_time_though_it_takes_long():
     held = window(4000, requests_in_flight=4, hedge_quantile=0.5)
     now = 0.0

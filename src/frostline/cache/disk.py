@@ -505,6 +505,17 @@ class FeatureStore(Closing):
                     found[_place(places, row)] = True
         return found
 
+    def has_any(self, keys: Keys) -> bool:
+        """Whether features of one of these rows are kept, in any scope."""
+        query = (
+            "SELECT 1 FROM scopes JOIN features INDEXED BY places ON features.scope = scopes.number "
+            "WHERE features.row = ? LIMIT 1"
+        )
+        kept = 0
+        with self._survived(), self._database.read_transaction() as connection:
+            kept = sum(1 for key in keys if key is not None and connection.execute(query, (key,)).fetchone())
+        return kept > 0
+
     def get_into(self, scope: bytes, keys: Keys, layout: RowLayout, out: Tensors) -> _Mask:
         """Read rows.
 

@@ -114,7 +114,7 @@ def _shares_a_core(health: Health, context: JobContext) -> bool:
 def can_be_tried(context: JobContext) -> bool:
     """Whether any engine but eager torch may run the frozen layers of a job at its trainer."""
     return (
-        context.judges is not None
+        context.ahead is not None
         and context.prefix is not None
         and context.prefix.lengths is None
         and context.device == "cpu"
@@ -297,8 +297,8 @@ def _trials(context: JobContext, keep: Callable[[str, Engine], None]) -> Trials:
 
 def _pixels(context: JobContext) -> npt.NDArray[np.float32]:
     """The samples that judge, as the network takes them."""
-    assert context.judges is not None, "can_be_tried holds"
-    batch = decode(context.preprocess, context.judges.result(), judges_of(context.data), context.view, Slabs())
+    assert context.ahead is not None, "can_be_tried holds"
+    batch = decode(context.preprocess, context.ahead.first.result(), judges_of(context.data), context.view, Slabs())
     # Of three samples one judges; the others calibrate, which no engine needs here.
     return np.repeat(np.asarray(batch.tensors[0], np.float32), 3, axis=0)
 

@@ -1,19 +1,19 @@
 """Who takes part in a job, as one value, and which of its samples everything is measured on."""
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core import EXACT, FLOAT32, Cut, FeatureBatch, Samples, View
+from frostline.core import EXACT, FLOAT32, Cut, Samples, View
 from frostline.core.config import LoaderSettings
 from frostline.core.system import usable_cores
 from frostline.datasets import Dataset
 from frostline.engines.machine import hardware_name, host_digest
 from frostline.jobs.loader_factory import keeps_all
+from frostline.loaders.ahead import SamplesAhead
 from frostline.loaders.fetch import RetryPolicy, Shipment
 from frostline.preprocess import Preprocess
 from frostline.transport import Transport
@@ -63,8 +63,8 @@ class JobContext:
         accuracy: accuracy that codecs and engines must keep.
         epochs: number of epochs that are planned for.
         cut: number of the one that the user chose; None lets the plan choose.
-        judges: samples, encoded, on which the trainer's engine is judged, asked for while the network was traced;
-            None where none is.
+        ahead: samples, encoded, that were asked for while the network was traced, first those on which the trainer's
+            engine is judged; None where none is.
     """
 
     data: Dataset
@@ -79,7 +79,7 @@ class JobContext:
     accuracy: str | float
     epochs: int
     cut: int | None = None
-    judges: "Future[FeatureBatch] | None" = None
+    ahead: SamplesAhead | None = None
 
     @property
     def codecs(self) -> tuple[str, ...]:

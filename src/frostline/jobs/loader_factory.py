@@ -4,8 +4,10 @@ Has a loader ask each of several nodes for the rows that it owns.
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.cache import DiskCache, FeatureCache, FeatureStore, RowNames, Scope, TieredCache
-from frostline.core import REFERENCE, Cut, SampleTable, TensorSpec, View
+from frostline.cache.keys import row_keys
+from frostline.core import REFERENCE, Cut, Samples, SampleTable, TensorSpec, View
 from frostline.core.config import LoaderSettings
-from frostline.core.errors import SettingError
+from frostline.core.errors import FrostlineError, SettingError
 from frostline.core.events import Event
 from frostline.core.nouns import array_dtype
 from frostline.datasets import Dataset
@@ -61,6 +64,7 @@ __all__ = (
     "features_on_disk",
     "fetch_from",
     "finite_check",
+    "has_kept_features",
     "keeps_all",
     "mixed_splits",
     "owned_rows",
@@ -169,6 +173,15 @@ def features_on_disk(settings: LoaderSettings) -> FeatureStore | None:
     if settings.cache_folder is None or not settings.max_disk_bytes:
         return None
     return FeatureStore.where_room(Path(settings.cache_folder), settings.max_disk_bytes)
+
+
+def has_kept_features(folder: Path, samples: Samples) -> bool:
+    """Whether an earlier job left features of one of these samples in a folder, of whatever network."""
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return False
+    with suppress(FrostlineError), FeatureStore(folder, sys.maxsize) as store:
+        return store.has_any(row_keys(samples))
+    return False
 
 
 class CachePolicy:

@@ -6,16 +6,18 @@ The plain loader: batches of a data set for a loop, with no network to divide an
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from threading import Event
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from frostline.cache import Scope
-from frostline.core import EXACT, FLOAT32, REFERENCE, FeatureBatch, Route, read_as
+from frostline.core import EXACT, FLOAT32, REFERENCE, FeatureBatch, Route, Samples, read_as
 from frostline.core.config import LoaderSettings, NodeSettings, cache_folder, check_type
 from frostline.core.errors import EngineNotReady, SettingError
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
@@ -30,15 +32,17 @@ from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import members_of, reach
 from frostline.jobs.context import JobContext, has_engines, judges_of, trial_request
 from frostline.jobs.job import Job, JobParts
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, features_on_disk, finite_check
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, features_on_disk, finite_check, has_kept_features
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.workers import WorkerSetup
-from frostline.loaders.arguments import shows_options
+from frostline.loaders.ahead import SamplesAhead
+from frostline.loaders.arguments import Ranks, shows_options
 from frostline.loaders.fetch import Fetcher, RetryPolicy, join_batches
 from frostline.loaders.forked_workers import serve_forked
 from frostline.loaders.local_stage import LocalStage
 from frostline.models.cuts import input_cuts
+from frostline.ordering import Order
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, from_transform, imagenet
 from frostline.preprocess.transforms import Declared, Form, Transform, declare
@@ -58,6 +62,8 @@ __all__ = (
 )
 
 
+# Samples that are asked for while a network is traced: what a processor computes in some seconds.
+_ROWS_AHEAD, _BYTES_AHEAD = 64, 16 << 20
 # Half of the distance between neighbouring 16-bit floats, relative.
 _FP16_ERROR = 2.0**-11
 # Of a disk's free bytes what features may take that no setting asks for, and the fewest for which it is worth a file.
@@ -157,8 +163,12 @@ def offload(
         transport = reach(nodes, data, settings, node, partial(_left_out, lacking, on_event), stack, on_event)
         asking = RetryPolicy(retry_for_s=settings.retry_for_s, on_event=on_event)
         begins_at_once = not settings.measure_first and policy == "best" and cut is None
-        is_tried = begins_at_once and bool(nodes) and model is not None and has_engines(data, preprocess, accuracy)
-        judges = _asked_ahead(data, preprocess, transport, asking, stack) if is_tried else None
+        parts = []
+        if begins_at_once and nodes and model is not None:
+            parts = _parts_ahead(data, settings, nodes, tries_engines=has_engines(data, preprocess, accuracy))
+        ahead = _asked_ahead(data, preprocess, transport, asking, parts) if parts else None
+        if ahead is not None:
+            stack.callback(ahead.close)
         network = (
             None
             if model is None
@@ -177,7 +187,7 @@ def offload(
             accuracy=accuracy,
             epochs=epochs,
             cut=cut,
-            judges=judges,
+            ahead=ahead,
         )
         members = members_of(transport, nodes)
         context = _kept_for_later_jobs(context, members)
@@ -227,21 +237,43 @@ def _prepared(
     return found.preprocess or imagenet(224), found
 
 
+def _parts_ahead(
+    data: Dataset, settings: LoaderSettings, nodes: Sequence[str], *, tries_engines: bool
+) -> list[Samples]:
+    """Samples for which the link has time while a network is traced, by request.
+
+    They are those on which an engine is judged, and the first ones of a shuffled epoch, unless a node is on this
+    machine or an earlier job left features of them, so that it may be that nobody wants them.
+    """
+    judges, rows = judges_of(data), settings.samples_per_request
+    parts = [judges] if tries_engines else []
+    first = data.samples.take(Order(size=len(data), seed=0, epoch=0).indices(0, min(len(data), _ROWS_AHEAD)))
+    folder = Path(settings.cache_folder or cache_folder() / "features")
+    if any(map(is_loopback, nodes)) or Ranks.current().are_several or has_kept_features(folder, first):
+        return parts
+    is_more = np.cumsum(first.lengths) <= _BYTES_AHEAD
+    if tries_engines:
+        is_more &= ~np.isin(first.ids, judges.ids)
+    more = np.flatnonzero(is_more)
+    return parts + [first.take(more[start : start + rows]) for start in range(0, len(more), rows)]
+
+
 def _asked_ahead(
-    data: Dataset, preprocess: Preprocess, transport: Transport, asking: RetryPolicy, stack: ExitStack
-) -> Future[FeatureBatch]:
-    """The encoded samples on which an engine is judged: the link has nothing else to do while a network is traced."""
+    data: Dataset, preprocess: Preprocess, transport: Transport, asking: RetryPolicy, parts: Sequence[Samples]
+) -> SamplesAhead:
     request = FeatureRequest(
         data=data.url,
         reading=data.manifest.reading,
-        samples=judges_of(data),
+        samples=parts[0],
         prefix=None,
         cut=0,
         preprocess=preprocess.to_json(),
     )
-    pool = ThreadPoolExecutor(1, "frostline-ahead")
-    stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-    return pool.submit(lambda: join_batches(asking(lambda: list(transport.features(request)))))
+
+    def ask(samples: Samples) -> FeatureBatch:
+        return join_batches(asking(lambda: list(transport.features(replace(request, samples=samples)))))
+
+    return SamplesAhead(ask, parts)
 
 
 def _left_out(lacking: set[str], on_event: Observer, url: str, engine: str, why: EngineNotReady) -> None:
@@ -526,6 +558,7 @@ def _fetcher(
             check=check,
         ),
         engine=begun.engine,
+        ahead=context.ahead,
         arrived=(router.take_batch, collector.take_batch),
         done=router.finish_rows,
         dropped=router.drop_rows,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from frostline.core import REFERENCE, FeatureBatch, Route, Samples, Skipped, View
 from frostline.core.errors import EngineNotReady, Overloaded, SettingError, UnknownPrefix
 from frostline.core.events import NodeFull, Observer
+from frostline.loaders.ahead import SamplesAhead
 from frostline.loaders.local_stage import LocalStage
 from frostline.prefetch.requests import Ask
 from frostline.prefetch.window import Failing, delay_s
@@ -145,6 +146,7 @@ class Fetcher:
         shipment: the prefix; None where there is no model.
         local_stage: stage that computes the rest of the frozen part.
         engine: engine that runs the prefix at the node, and may be another one in the next request.
+        ahead: samples, encoded, that were asked for before it was known which requests want them; None where none were.
         arrived: functions called with the way and the content of every batch, as it came.
         done: function that is called with the way and the number of rows that are at the frost line, or could not be
             read.
@@ -163,6 +165,7 @@ class Fetcher:
     shipment: Shipment | None
     local_stage: LocalStage
     engine: NodeEngine
+    ahead: SamplesAhead | None = None
     arrived: Sequence[Arrived]
     done: Counted = lambda *_: None
     dropped: Counted = lambda *_: None
@@ -211,7 +214,8 @@ class Fetcher:
 
     def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:
         """The answer, as it crosses the network; see ``Transport.features``."""
-        make = partial(self.transport.features, request)
+        ahead, transport = self.ahead, self.transport
+        make = partial(transport.features, request) if ahead is None else partial(ahead.features, request, transport)
         return make() if self.pace is None else self.pace(make)
 
     def prepare(self, request: FeatureRequest) -> bool:

@@ -6,6 +6,7 @@ not safe for several threads: its driver holds a lock.
 What is under way in the window: which rows arrived, which attempt brings the rest, and how long to back off.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -226,8 +227,8 @@ def _surrender(
 
 
 _NO_BOUND = 1 << 62
-# Whole requests whose samples may be here and wait for this side's processor, beside those under way: a link that idles
-# while a processor is busy, or has no engine yet, lacks their bytes later.
+# Whole requests whose samples may be here and wait for this side's processor, beside those under way, and one more for
+# each second that it is at the first: a link that idles while a processor has no engine yet lacks their bytes later.
 _COMPUTING_REQUESTS = 4
 # Nor more seconds of its work than this, with those under way: they can find no other way, such as a node that becomes
 # ready. Where nothing waits here the link is what is slow, and is kept busy.
@@ -388,7 +389,7 @@ class Window:
         """What to ask for now: failed requests whose time has come first, then stragglers, then new ones."""
         found = []
         while self._may_ask:
-            chosen = self._due(now) or self._straggling(now) or self._new()
+            chosen = self._due(now) or self._straggling(now) or self._new(now)
             if chosen is None:
                 break
             found.append(self._ask(chosen, now))
@@ -400,6 +401,8 @@ class Window:
             return None
         times = [entry.not_before for entry in self._waiting]
         if not self._waiting:
+            if self._next is not None and math.isfinite(at := self._free_at(self._next.route)):
+                times.append(at)
             awaited = (flight for number, flight in self._flights.items() if number not in self._computing)
             times += [late for flight in awaited if (late := self._late_at(flight)) is not None]
         return min(times, default=None)
@@ -544,13 +547,13 @@ class Window:
         is_alone = len(flight.opened.attempts) == 1 and flight.opened.missing
         return flight.since + late_after_s if is_alone and late_after_s is not None else None
 
-    def _new(self) -> InFlight | None:
+    def _new(self, now: float) -> InFlight | None:
         if self._waiting:
             return None
         request = self._next = self._next or next(self._source, None)
         if request is None:
             return None
-        if not self._has_room(request) or self._is_busy(request.route):
+        if not self._has_room(request) or now < self._free_at(request.route):
             return None
         self._next = next(self._source, None)
         one = InFlight(request=request)
@@ -562,16 +565,16 @@ class Window:
         held = self._expected_bytes + self._ready_bytes + self._held_bytes
         return not held or held + request.expected_bytes <= self._max_bytes
 
-    def _is_busy(self, route: Route) -> bool:
-        """As many rows of a way wait for this side's processor as may: the next ones may find another way sooner."""
-        computing = self._rows_computing[route]
-        if computing >= _COMPUTING_REQUESTS * self._settings.samples_per_request:
-            return True
-        row_s = self._row_s(route) if computing else None
-        if row_s is None:
-            return False
+    def _free_at(self, route: Route) -> float:
+        """From when on a way is asked for more; infinity where so many rows wait that the next may find another way."""
+        computing, row_s = self._rows_computing[route], self._row_s(route)
+        if not computing:
+            return -math.inf
         asked = sum(flight.rows for flight in self._flights.values() if flight.opened.request.route == route)
-        return asked * row_s >= _COMPUTING_S
+        if row_s is not None and asked * row_s >= _COMPUTING_S:
+            return math.inf
+        more = computing // self._settings.samples_per_request - _COMPUTING_REQUESTS + 1
+        return self._computed_at[route] + more if more > 0 else -math.inf
 
     def _row_s(self, route: Route) -> float | None:
         """Seconds that this side's processor takes for a row of a way; None where too little is known."""
