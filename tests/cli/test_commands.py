@@ -20,9 +20,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import frostline as fl
 from frostline.cli import main, process_began_at
 from frostline.cli.commands import verbs
 from frostline.cli.options import sections_of
+from frostline.client.http import HttpTransport
+from frostline.datasets.dataset import split_in_two
+from frostline.jobs import connect
+from frostline.jobs.connect import first_of
+from frostline.jobs.context import some_of
+from frostline.training import setup
 from frostline.training.run_config import write_tensors
 from support.commands import run, run_json
 from support.control_planes import control_plane
@@ -223,6 +230,31 @@ def test_weights_from_a_file_are_used(capsys, folder, near, tmp_path):
     )
     assert plain["losses"] != given["losses"]
     assert given["settings"]["weights"] == "w.safetensors"
+
+
+def test_the_first_samples_of_a_run_are_asked_for_before_its_network_is_built(capsys, folder, near, monkeypatch):
+    """A node on another machine: the link would idle for as long as the network is built and traced."""
+    asked, features, load = [], HttpTransport.features, setup.load_model
+
+    def noted(transport, wanted):
+        if wanted.cut == 0:
+            asked.extend(wanted.samples.ids.tolist())
+        return features(transport, wanted)
+
+    def slow(*names, **options):
+        until(lambda: len(asked) >= len(train))
+        return load(*names, **options)
+
+    monkeypatch.setattr(HttpTransport, "features", noted)
+    monkeypatch.setattr(setup, "load_model", slow)
+    monkeypatch.setattr(connect, "is_loopback", lambda _: False)
+    train, held_out = split_in_two(fl.Dataset(folder), 0.25, 5)
+    run_json(capsys, "train", "--data", folder, *SMALL, "--epochs", 1, *near, "--val-share", 0.25, "--seed", 5)
+    judges = some_of(fl.Dataset(folder), 8).ids.tolist()
+    assert asked[:8] == judges
+    rest = [id for id in first_of(train, seed=5).ids.tolist() if id not in judges]
+    assert sorted(asked[8 : 8 + len(rest)]) == sorted(rest)
+    assert len(held_out)
 
 
 def test_where_the_weights_came_from_is_said_before_training_and_at_the_end(capsys, folder, near):

@@ -372,7 +372,8 @@ def test_samples_that_came_before_the_trace_are_not_asked_for_again(folder, expe
         return features(transport, wanted)
 
     monkeypatch.setattr(HttpTransport, "features", noted)
-    monkeypatch.setattr(import_module("frostline.jobs.offload"), "is_loopback", lambda _: False)
+    for module in ("connect", "offload"):
+        monkeypatch.setattr(import_module(f"frostline.jobs.{module}"), "is_loopback", lambda _: False)
     once = {"hedge_quantile": 1.0, "cache_bytes": 1 << 20}
     with node_elsewhere(folder) as url:
         with job_near(url, folder, accuracy=accuracy, settings=once) as job:

@@ -1,26 +1,46 @@
-"""The way from a job to its nodes: those at an address, the I/O service of this machine, or one in this process."""
+"""The way from a job to its nodes: those at an address, the I/O service of this machine, or one in this process.
+
+Asks a node for the first samples of a job before its network is there.
+"""
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+
+import numpy as np
 
 from frostline.client.balanced import BalancedTransport
 from frostline.client.http import HttpTransport
 from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, connect_balanced
-from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core import FeatureBatch, Samples
+from frostline.core.config import LoaderSettings, NodeSettings, cache_folder
 from frostline.core.errors import EngineNotReady, SettingError
 from frostline.core.events import Event, NodeBack, NodeJoined, NodeLeft, NodeLost, Observer, SetupWarning
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import roots_of
+from frostline.datasets.source import is_loopback
 from frostline.io_service.client import SCHEME
+from frostline.jobs.context import has_engines, judges_of
+from frostline.jobs.loader_factory import has_kept_features
+from frostline.loaders.ahead import SamplesAhead
+from frostline.loaders.arguments import Ranks
+from frostline.loaders.fetch import RetryPolicy, join_batches
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
+from frostline.ordering import Order
+from frostline.preprocess import Preprocess, imagenet
 from frostline.transport import Transport
+from frostline.wire.messages import FeatureRequest
 from frostline.wire.node_lists import NodeList
 
-__all__ = ("members_of", "reach")
+__all__ = ("ask_ahead", "asked_early", "first_of", "members_of", "reach")
+
+
+# Samples that are asked for before there is a network: what a processor computes in some seconds.
+_ROWS_AHEAD, _BYTES_AHEAD = 64, 16 << 20
 
 
 def _nobody(_: Event) -> None:
@@ -82,6 +102,81 @@ def reach(
         transport = LocalTransport(embedded)
     stack.callback(transport.close)
     return transport
+
+
+def first_of(data: Dataset, *, seed: int) -> Samples:
+    """The samples that the first requests of a shuffled epoch 0 are for."""
+    return data.samples.take(Order(size=len(data), seed=seed, epoch=0).indices(0, min(len(data), _ROWS_AHEAD)))
+
+
+def ask_ahead(
+    data: Dataset,
+    first: Samples,
+    preprocess: Preprocess,
+    transport: Transport,
+    asking: RetryPolicy,
+    nodes: Sequence[str],
+    settings: LoaderSettings,
+    accuracy: str | float,
+) -> SamplesAhead | None:
+    """Ask for encoded samples, for which the link has time while a network is built and traced.
+
+    They are those on which an engine is judged, where one may be, and the first ones of an epoch, unless a node is on
+    this machine or an earlier job left features of them, so that it may be that nobody wants them.
+
+    Args:
+        data: data set of the job.
+        first: the first samples of its loop, as far as anybody knows.
+        preprocess: steps of the job.
+        transport: way to its nodes.
+        asking: policy that waits where a node is full.
+        nodes: URLs of the nodes.
+        settings: settings of the job.
+        accuracy: accuracy of the job, which may allow other engines.
+    """
+    judges, rows = judges_of(data), settings.samples_per_request
+    parts = [judges] if has_engines(data, preprocess, accuracy) else []
+    folder = Path(settings.cache_folder or cache_folder() / "features")
+    if not (any(map(is_loopback, nodes)) or Ranks.current().are_several or has_kept_features(folder, first)):
+        is_judge = np.isin(first.ids, judges.ids) if parts else np.zeros(len(first), np.bool_)
+        more = np.flatnonzero(~is_judge & (np.cumsum(first.lengths) <= _BYTES_AHEAD))
+        parts += [first.take(more[start : start + rows]) for start in range(0, len(more), rows)]
+    if not parts:
+        return None
+    request = FeatureRequest(
+        data=data.url,
+        reading=data.manifest.reading,
+        samples=parts[0],
+        prefix=None,
+        cut=0,
+        preprocess=preprocess.to_json(),
+    )
+
+    def ask(samples: Samples) -> FeatureBatch:
+        return join_batches(asking(lambda: list(transport.features(replace(request, samples=samples)))))
+
+    return SamplesAhead(ask, parts)
+
+
+@contextmanager
+def asked_early(
+    data: Dataset, first: Samples, nodes: Sequence[str], settings: LoaderSettings, accuracy: str | float
+) -> Iterator[SamplesAhead | None]:
+    """Samples that are asked for before a job can be made; None where its nodes are on this machine, or several.
+
+    Args:
+        data: data set of photographs.
+        first: the first samples of the job's loop.
+        nodes: URLs of the job's nodes.
+        settings: settings of the job.
+        accuracy: accuracy of the job.
+    """
+    if len(nodes) != 1 or is_loopback(nodes[0]) or NodeList.is_one(nodes[0]) or nodes[0].startswith(SCHEME):
+        yield None
+        return
+    asking = RetryPolicy(retry_for_s=settings.retry_for_s, on_event=_nobody)
+    with closing(HttpTransport(nodes[0], settings)) as transport:
+        yield ask_ahead(data, first, imagenet(224), transport, asking, nodes, settings, accuracy)
 
 
 def members_of(transport: Transport, nodes: Sequence[str]) -> Sequence[str]:

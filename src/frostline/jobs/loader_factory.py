@@ -177,10 +177,10 @@ def features_on_disk(settings: LoaderSettings) -> FeatureStore | None:
 
 def has_kept_features(folder: Path, samples: Samples) -> bool:
     """Whether an earlier job left features of one of these samples in a folder, of whatever network."""
-    if not folder.is_dir() or not any(folder.iterdir()):
-        return False
-    with suppress(FrostlineError), FeatureStore(folder, sys.maxsize) as store:
-        return store.has_any(row_keys(samples))
+    with suppress(FrostlineError, OSError):
+        if any(folder.iterdir()):
+            with FeatureStore(folder, sys.maxsize) as store:
+                return store.has_any(row_keys(samples))
     return False
 
 

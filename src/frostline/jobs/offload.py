@@ -9,15 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from threading import Event
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from frostline.cache import Scope
-from frostline.core import EXACT, FLOAT32, REFERENCE, FeatureBatch, Route, Samples, read_as
+from frostline.core import EXACT, FLOAT32, REFERENCE, Route, read_as
 from frostline.core.config import LoaderSettings, NodeSettings, cache_folder, check_type
 from frostline.core.errors import EngineNotReady, SettingError
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
@@ -29,26 +26,23 @@ from frostline.datasets.dataset import DatasetLike, dataset_from, steps_left_of
 from frostline.datasets.source import is_loopback
 from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
-from frostline.jobs.connect import members_of, reach
-from frostline.jobs.context import JobContext, has_engines, judges_of, trial_request
+from frostline.jobs.connect import ask_ahead, first_of, members_of, reach
+from frostline.jobs.context import JobContext, trial_request
 from frostline.jobs.job import Job, JobParts
-from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, features_on_disk, finite_check, has_kept_features
+from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, features_on_disk, finite_check
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.workers import WorkerSetup
 from frostline.loaders.ahead import SamplesAhead
-from frostline.loaders.arguments import Ranks, shows_options
-from frostline.loaders.fetch import Fetcher, RetryPolicy, join_batches
+from frostline.loaders.arguments import shows_options
+from frostline.loaders.fetch import Fetcher, RetryPolicy
 from frostline.loaders.forked_workers import serve_forked
 from frostline.loaders.local_stage import LocalStage
 from frostline.models.cuts import input_cuts
-from frostline.ordering import Order
 from frostline.planning import ALL_IN_STORE, POLICIES
 from frostline.preprocess import Preprocess, from_transform, imagenet
 from frostline.preprocess.transforms import Declared, Form, Transform, declare
-from frostline.transport import Transport
 from frostline.wire.codecs import offered_precisions
-from frostline.wire.messages import FeatureRequest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,8 +56,6 @@ __all__ = (
 )
 
 
-# Samples that are asked for while a network is traced: what a processor computes in some seconds.
-_ROWS_AHEAD, _BYTES_AHEAD = 64, 16 << 20
 # Half of the distance between neighbouring 16-bit floats, relative.
 _FP16_ERROR = 2.0**-11
 # Of a disk's free bytes what features may take that no setting asks for, and the fewest for which it is worth a file.
@@ -138,6 +130,43 @@ def offload(
         NodeUnreachable: No node answers at any of the addresses in ``near``.
         Refused: The node does not serve the data, or does not run the network; the message says why.
     """
+    return make_job(
+        model,
+        data,
+        preprocess=preprocess,
+        transform=transform,
+        near=near,
+        cut=cut,
+        codec=codec,
+        policy=policy,
+        accuracy=accuracy,
+        epochs=epochs,
+        frozen_in_eval=frozen_in_eval,
+        settings=settings,
+        node=node,
+        on_event=on_event,
+    )
+
+
+def make_job(
+    model: "nn.Module | None",
+    data: DatasetLike,
+    *,
+    preprocess: Preprocess | None = None,
+    transform: Transform | None = None,
+    near: str | Sequence[str] | None = None,
+    cut: int | None = None,
+    codec: str | None = None,
+    policy: str = "best",
+    accuracy: str | float = FLOAT32,
+    epochs: int = 1,
+    frozen_in_eval: bool = False,
+    settings: LoaderSettings | None = None,
+    node: NodeSettings | None = None,
+    on_event: Observer | None = None,
+    ahead: SamplesAhead | None = None,
+) -> Job:
+    """The job of ``offload``, whose arguments it takes; ``ahead`` are samples that were asked for before."""
     check_type("settings", settings, LoaderSettings, NoneType)
     if not isinstance(near, str | Sequence | NoneType):
         raise SettingError(f"near takes a node's address, such as http://store-1:7070, or a list of them, not {near!r}")
@@ -163,10 +192,8 @@ def offload(
         transport = reach(nodes, data, settings, node, partial(_left_out, lacking, on_event), stack, on_event)
         asking = RetryPolicy(retry_for_s=settings.retry_for_s, on_event=on_event)
         begins_at_once = not settings.measure_first and policy == "best" and cut is None
-        parts = []
-        if begins_at_once and nodes and model is not None:
-            parts = _parts_ahead(data, settings, nodes, tries_engines=has_engines(data, preprocess, accuracy))
-        ahead = _asked_ahead(data, preprocess, transport, asking, parts) if parts else None
+        if ahead is None and begins_at_once and nodes and model is not None:
+            ahead = ask_ahead(data, first_of(data, seed=0), preprocess, transport, asking, nodes, settings, accuracy)
         if ahead is not None:
             stack.callback(ahead.close)
         network = (
@@ -235,45 +262,6 @@ def _prepared(
         return from_transform(transform), None
     on_event(SetupWarning(reason=str(found)))
     return found.preprocess or imagenet(224), found
-
-
-def _parts_ahead(
-    data: Dataset, settings: LoaderSettings, nodes: Sequence[str], *, tries_engines: bool
-) -> list[Samples]:
-    """Samples for which the link has time while a network is traced, by request.
-
-    They are those on which an engine is judged, and the first ones of a shuffled epoch, unless a node is on this
-    machine or an earlier job left features of them, so that it may be that nobody wants them.
-    """
-    judges, rows = judges_of(data), settings.samples_per_request
-    parts = [judges] if tries_engines else []
-    first = data.samples.take(Order(size=len(data), seed=0, epoch=0).indices(0, min(len(data), _ROWS_AHEAD)))
-    folder = Path(settings.cache_folder or cache_folder() / "features")
-    if any(map(is_loopback, nodes)) or Ranks.current().are_several or has_kept_features(folder, first):
-        return parts
-    is_more = np.cumsum(first.lengths) <= _BYTES_AHEAD
-    if tries_engines:
-        is_more &= ~np.isin(first.ids, judges.ids)
-    more = np.flatnonzero(is_more)
-    return parts + [first.take(more[start : start + rows]) for start in range(0, len(more), rows)]
-
-
-def _asked_ahead(
-    data: Dataset, preprocess: Preprocess, transport: Transport, asking: RetryPolicy, parts: Sequence[Samples]
-) -> SamplesAhead:
-    request = FeatureRequest(
-        data=data.url,
-        reading=data.manifest.reading,
-        samples=parts[0],
-        prefix=None,
-        cut=0,
-        preprocess=preprocess.to_json(),
-    )
-
-    def ask(samples: Samples) -> FeatureBatch:
-        return join_batches(asking(lambda: list(transport.features(replace(request, samples=samples)))))
-
-    return SamplesAhead(ask, parts)
 
 
 def _left_out(lacking: set[str], on_event: Observer, url: str, engine: str, why: EngineNotReady) -> None:

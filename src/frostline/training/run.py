@@ -13,12 +13,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from frostline.core import Cut
+from frostline.core import Cut, Samples
 from frostline.core.errors import FrostlineError, ModelError, SettingError, Unavailable
 from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWarning, SplitsChosen
 from frostline.datasets import Dataset
@@ -26,6 +27,7 @@ from frostline.datasets.dataset import split_in_two
 from frostline.datasets.formats.labels import scoring_splits, training_split
 from frostline.datasets.selection import few_of_a_class
 from frostline.jobs import Job
+from frostline.jobs.connect import first_of
 from frostline.jobs.statistics import JobStatistics
 from frostline.loaders import Batch, Loader
 from frostline.loaders.epoch import in_turn
@@ -73,6 +75,7 @@ _SUMS = (
     "fetched",
 )
 _LISTS = ("skipped", "replans", "tunings")
+_FEW_TO_DIVIDE = 1 << 20
 SAMPLES, LAYERS = "the samples to train on", "the frozen layers and their preprocessing"
 
 
@@ -231,7 +234,7 @@ class TrainValSplit:
         )
 
 
-def sides_of(settings: TrainSettings, setup: Setup) -> TrainValSplit:
+def sides_of(settings: TrainSettings, whole: Dataset, data: Dataset) -> TrainValSplit:
     """The samples to train on and those to score.
 
     Splits that were asked for go first. Where none was, and the data brings splits, the one that is called so is
@@ -243,22 +246,22 @@ def sides_of(settings: TrainSettings, setup: Setup) -> TrainValSplit:
         SettingError: both sides would have samples in common, or the data brings several splits of which none is
             called as one to train on.
     """
-    asked, brought = settings.job.split, setup.whole.splits_brought
+    asked, brought = settings.job.split, whole.splits_brought
     name = asked or training_split(brought)
     if name is None and len(brought) > 1 and settings.val_split is None:
         raise SettingError(
-            f"{setup.data.url} has the splits {', '.join(brought)}, and none that is called train: name the one to "
+            f"{data.url} has the splits {', '.join(brought)}, and none that is called train: name the one to "
             "train on (--split)"
         )
-    train = setup.data if name == asked else setup.data[str(name)]
+    train = data if name == asked else data[str(name)]
     if settings.val_split is not None:
-        held_out = chosen_samples(setup.whole, settings.job, settings.val_split)
+        held_out = chosen_samples(whole, settings.job, settings.val_split)
         _check_apart(train, held_out, settings.val_split)
         _check_labels(settings, train, held_out)
         return TrainValSplit(train=train, held_out=held_out, train_split=name, val_split=settings.val_split)
     if asked is None and name is not None and settings.val_share is None:
         for scored in scoring_splits(brought):
-            held_out = setup.data[scored]
+            held_out = data[scored]
             if held_out.target_columns is not None or bool((held_out.samples.labels >= 0).any()):
                 _check_labels(settings, train, held_out)
                 return TrainValSplit(train=train, held_out=held_out, train_split=name, val_split=scored)
@@ -347,7 +350,8 @@ def train(
         make_folder(settings.out)
     record = Record(on_event)
     epochs = Unfreezing.parse(settings.unfreeze).until_next(0, settings.epochs or FEW_EPOCHS)
-    with set_up(settings.job, record, begun=begun, min_classes=2, epochs=epochs) as setup:
+    first = None if resumes else partial(_first_samples, settings)
+    with set_up(settings.job, record, begun=begun, min_classes=2, epochs=epochs, first=first) as setup:
         run = _Run(settings, setup, record, began_at)
         run.begin(options or {}, resumes=resumes)
         try:
@@ -358,6 +362,12 @@ def train(
             if settings.out is not None:
                 _save(settings, setup.network.model, run, report)
     return report
+
+
+def _first_samples(settings: TrainSettings, whole: Dataset, data: Dataset) -> Samples:
+    """Those of the first epoch; to divide many samples, which is done again for the run, takes longer than it saves."""
+    train = sides_of(settings, whole, data).train if len(data) <= _FEW_TO_DIVIDE else data
+    return first_of(train, seed=settings.job.seed)
 
 
 def identity_of(settings: TrainSettings, sides: TrainValSplit, job: Job) -> dict[str, str]:
@@ -393,7 +403,7 @@ class _Run:
         self._setup = setup
         self._stages = Stages(setup, Unfreezing.parse(settings.unfreeze), settings.epochs or FEW_EPOCHS, record)
         self._record = record
-        self._sides = sides_of(settings, setup)
+        self._sides = sides_of(settings, setup.whole, setup.data)
         self._train, self._held_out = self._sides.train, self._sides.held_out
         record(self._sides.taken)
         if why := _few_of_a_class(settings, self._sides):

@@ -5,14 +5,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from frostline.core import Samples
 from frostline.core.events import Event, NodeRestarted, Observer, PhaseStarted, RequestRetried
 from frostline.datasets import Dataset
-from frostline.jobs import Job, offload
+from frostline.jobs import Job
+from frostline.jobs.connect import asked_early
+from frostline.jobs.offload import make_job
+from frostline.loaders.ahead import SamplesAhead
 from frostline.models import freeze
 from frostline.training.lora import add_adapters, check_trained
 from frostline.training.networks import Pretrained, load_model
 from frostline.training.recipe import LowRank
-from frostline.training.settings import JobSettings, by_input, preprocess_of
+from frostline.training.settings import IMAGES, JobSettings, by_input, preprocess_of
 from frostline.training.start import StartedJob, begin, outputs_of
 
 __all__ = ("Setup", "measure_first", "set_up")
@@ -48,6 +52,7 @@ def set_up(
     begun: StartedJob | None = None,
     min_classes: int = 0,
     epochs: int = 1,
+    first: Callable[[Dataset, Dataset], Samples] | None = None,
 ) -> Iterator[Setup]:
     """Build and freeze the network, and make the job; undo it at the end.
 
@@ -57,6 +62,8 @@ def set_up(
         begun: work that has begun already, which the caller ends; None begins here.
         min_classes: minimum number of classes that the data must have; with 0 samples need no labels.
         epochs: number of epochs that the plan reckons with.
+        first: function that gives the samples which the loop takes first, of a whole data set and what of it is used;
+            None where that is not known.
 
     Raises:
         UserError: The user can mend what is wrong: data, network, node or settings.
@@ -66,6 +73,10 @@ def set_up(
     with ExitStack() as stack:
         if begun is None:
             begun = stack.enter_context(begin(settings, on_event, min_classes=min_classes))
+        ahead = None
+        if first is not None and begun.samples == IMAGES and begun.near is not None and _begins_at_once(settings):
+            nodes, samples = (begun.near, *settings.also_near), first(begun.whole, begun.data)
+            ahead = stack.enter_context(asked_early(begun.data, samples, nodes, settings.loader, settings.accuracy))
         on_event(PhaseStarted(name="building the network"))
         parts = by_input(begun.samples, "--samples")
         network = load_model(
@@ -83,7 +94,7 @@ def set_up(
         _freeze(network, settings)
         watch = _Watch(begun, on_event)
         made = partial(_job, _known(settings, begun), network, watch, stack)
-        job = made(begun.data, epochs)
+        job = made(begun.data, epochs, ahead)
         # As the job lists it: it may have listed it again.
         yield Setup(
             data=job.data,
@@ -100,11 +111,21 @@ def _known(settings: JobSettings, begun: StartedJob) -> JobSettings:
     return settings if begun.token is None else replace(settings, loader=replace(settings.loader, token=begun.token))
 
 
+def _begins_at_once(settings: JobSettings) -> bool:
+    return not settings.loader.measure_first and settings.policy == "best" and settings.cut is None
+
+
 def _job(
-    settings: JobSettings, network: Pretrained, watch: "_Watch", stack: ExitStack, data: Dataset, epochs: int
+    settings: JobSettings,
+    network: Pretrained,
+    watch: "_Watch",
+    stack: ExitStack,
+    data: Dataset,
+    epochs: int,
+    ahead: SamplesAhead | None = None,
 ) -> Job:
     return stack.enter_context(
-        offload(
+        make_job(
             network.model,
             data,
             preprocess=network.preprocess,
@@ -116,6 +137,7 @@ def _job(
             epochs=epochs,
             settings=settings.loader,
             on_event=watch,
+            ahead=ahead,
         )
     )
 

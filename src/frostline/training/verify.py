@@ -225,7 +225,7 @@ def _made(
     if keeps and begun is not None and begun.process is not None:  # which is there already
         begun = replace(begun, near=begun.process.url, process=None)
     with set_up(job, on_event, begun=begun, min_classes=2) as setup:
-        yield setup, sides_of(settings, setup)
+        yield setup, sides_of(settings, setup.whole, setup.data)
 
 
 def _causes(
