@@ -34,11 +34,12 @@ from frostline.datasets.formats.labels import (
     SOURCE,
     SPLIT,
     TAKEN,
+    are_numbers,
     column_labels,
     encode_labels,
     find_name,
     label_text,
-    no_class,
+    no_classes,
 )
 from frostline.datasets.formats.tables import named_labels, plain_column
 from frostline.datasets.manifest import (
@@ -57,6 +58,7 @@ from frostline.ordering import Chosen, Labels, RowIndices, count_labels, split_a
 __all__ = (
     "Selection",
     "few_of_a_class",
+    "numbers_without_samples",
     "parse_expression",
     "relabel",
     "values_of",
@@ -306,7 +308,7 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
         raise DataError(f"the column {name!r} of {url} says no labels: {error}") from error
     columns = manifest.columns.with_labels(label_column(said.labels))
     if said.other is not None:
-        raise DataError(f"the column {name!r} of {url} says no classes: {no_class(str(said.other[0].as_py()))}")
+        raise DataError(f"the column {name!r} of {url} says no classes: {no_classes(said.other)}")
     samples = WholeSamples(columns)
     digest = hashlib.sha256(f"{manifest.digest} label {name}".encode()).hexdigest()
     listing = manifest.listing or manifest.digest
@@ -583,3 +585,23 @@ def few_of_a_class(counts: Mapping[int, int], share: float, real: float) -> str:
     if alone:
         said.append(f"{alone} of {len(there)} classes have a single sample, which is trained on and never scored")
     return "; ".join(said)
+
+
+def numbers_without_samples(classes: Sequence[str], counts: Mapping[int, int]) -> str:
+    """What is said of labels that are numbers where some below the largest label no sample; empty where all do.
+
+    Names without samples are the data's own table of classes: nothing is said of those.
+
+    Args:
+        classes: name of each class.
+        counts: number of samples by label, below 0 for none.
+    """
+    there = sum(1 for label, count in counts.items() if label >= 0 and count)
+    if there in (0, len(classes)) or not are_numbers(classes):
+        return ""
+    missing = next(label for label in range(len(classes)) if not counts.get(label))
+    return (
+        f"{there:,} of {len(classes):,} classes have samples: labels are numbers up to {len(classes) - 1:,}, and none "
+        f"is {missing:,}; the head has an output for each number: where numbers stand for something else, such as "
+        "years, write them as texts, which name classes"
+    )

@@ -28,7 +28,15 @@ from frostline.datasets.formats.base import (
     label_column,
     stable_ids,
 )
-from frostline.datasets.formats.labels import CLASSES, SPLIT, are_divided, classes_in, folder_splits, is_split
+from frostline.datasets.formats.labels import (
+    CLASSES,
+    SPLIT,
+    are_divided,
+    classes_in,
+    folder_splits,
+    inner_splits,
+    is_split,
+)
 from frostline.preprocess.images import size_of
 from frostline.stores.protocols import Entries, Entry, Names, ObjectStore, Readable, Versioned
 from frostline.stores.urls import COMPRESSED
@@ -73,7 +81,9 @@ SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 # Part of every digest: raise it whenever the same files would give another table.
-_FOLDER_RULE = "frostline image folders 9"
+_FOLDER_RULE = "frostline image folders 10"
+# One look at each name tells of most listings that no class has a folder to train on.
+_INNER_TRAINED = "(?i)^[^/]+/train(ing)?/"
 # Folders around those of splits, each of which is looked for in all names.
 _DEEPEST = 8
 
@@ -88,10 +98,17 @@ class _Layout(NamedTuple):
     Attributes:
         prefix: folder around all others, with its slash; empty where the first folder is the class or the split.
         splits: split of each folder that is one; empty where there are none.
+        is_inner: the folders of splits lie within those of classes.
     """
 
     prefix: str = ""
     splits: Mapping[str, str] = {}
+    is_inner: bool = False
+
+    @property
+    def of_splits(self) -> str:
+        """Which of the two folders is called as its split is."""
+        return "second" if self.is_inner else "first"
 
 
 class ClassFolderFormat:
@@ -101,6 +118,7 @@ class ClassFolderFormat:
     their own, the first is the split and the second the class. Such a folder may also have no class folders at all, but
     for one to train on: its images have no label. Images in other folders beside those of splits are in none and have
     no label. The folders of splits may lie in one folder that holds everything, or in several, one within the other.
+    They may also lie within those of classes, each of which has one to train on; what lies beside them is in no split.
 
     Where ``classes.json`` beside the folders is a list of names, with those of all folders among them, it says how
     classes are numbered; else they are in the order of their names.
@@ -137,7 +155,7 @@ class ClassFolderFormat:
         columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, label_column(labels), etags]
         table = pa.table(columns, schema=COLUMNS)
         if layout.splits:
-            splits = [_split_names(first, layout) for first in _folders_behind(labelled, "first", layout.prefix)]
+            splits = [_split_names(part, layout) for part in _folders_behind(labelled, layout.of_splits, layout.prefix)]
             table = table.append_column(SPLIT, pa.chunked_array(splits, pa.string()))
         return ListedSamples(
             table=table,
@@ -226,7 +244,7 @@ def _folders_behind(labelled: Entries, which: str, prefix: str) -> Iterator[pa.A
 
 
 def _layout(labelled: Entries, *, are_classes: bool) -> _Layout:
-    """Whether first folders are splits, or those in the one folder, of one folder each, that holds everything."""
+    """Whether first folders are splits, or those in the one folder that holds everything, or those of each class."""
     firsts = _different(labelled, "")
     if splits := folder_splits(firsts, lambda: _pairs(labelled, ""), are_classes=are_classes):
         return _Layout("", splits)
@@ -240,7 +258,8 @@ def _layout(labelled: Entries, *, are_classes: bool) -> _Layout:
         splits = folder_splits(firsts, pairs, are_classes=are_classes) if "" not in firsts else {}
         if are_divided(splits.values()):
             return _Layout(prefix, splits)
-    return _Layout()
+    inner = inner_splits(_pairs(labelled, "")) if len(labelled.filter_pattern(_INNER_TRAINED)) else {}
+    return _Layout("", inner, is_inner=True)
 
 
 def _different(labelled: Entries, prefix: str) -> set[str]:
@@ -267,7 +286,7 @@ def _split_names(folders: pa.Array, layout: _Layout) -> pa.Array:
 
 def _class_folders(labelled: Entries, layout: _Layout) -> Iterator[pa.Array]:
     """The folder of each name that is its class; empty where it has none."""
-    if not layout.splits:
+    if not layout.splits or layout.is_inner:
         yield from _folders_behind(labelled, "first", "")
         return
     seconds = _folders_behind(labelled, "second", layout.prefix)

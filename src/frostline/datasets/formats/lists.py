@@ -559,7 +559,7 @@ class AnnotatedFolders(ClassFolderFormat):
         return _annotated(found, store, entries, lists, takes_labels=not says_classes)
 
 
-_RULE = "frostline annotated folders 4"
+_RULE = "frostline annotated folders 5"
 
 
 def _may_annotate(entry: Entry) -> bool:

@@ -425,7 +425,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 11"
+_RULE = "frostline webdataset 12"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Kinds of members of keys that have no sample.
