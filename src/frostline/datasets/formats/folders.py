@@ -450,15 +450,15 @@ def known_sizes(before: ListedSamples | None) -> Mapping[tuple[str, str], Size]:
 
 
 # Part of every digest: raise it whenever the same files would give another table.
-_MASK_RULE = "frostline masks 6"
+_MASK_RULE = "frostline masks 7"
 _THREADS = 16
 
-_IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit"})
+_IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "input", "inputs", "jpegimages", "leftimg8bit"})
 _MASK_FOLDERS = frozenset(
     {
         "ann", "annotation", "annotations", "anns", "ground_truth", "groundtruth", "gt", "gtcoarse", "gtfine", "label",
         "labels", "lbl", "lbls", "mask", "masks", "seg", "segmentation", "segmentationclass", "segmentationclassaug",
-        "segmentations", "trimaps",
+        "segmentations", "target", "targets", "trimaps",
     }
 )  # fmt: skip
 # Folders of masks that say nothing of images without one: others of their images are there for other tasks.
@@ -470,11 +470,17 @@ _MASK_ENDS = (
     "_mask",
 )  # fmt: skip
 _ENDS_IN_FOLDERS = (*_MASK_ENDS, "_masks", "_label", "_labels", "_seg", "_gt")
-_FOLDER_END = "_masks"
+# Words within the names of folders that tell masks, and images: ``masks_png`` and ``images_png``, ``ann_dir`` and
+# ``img_dir``, ``trainannot`` and ``train``. Of masks there are several: ``with_mask`` is a class.
+_OF_MASKS = re.compile(
+    r"(?<=.)[_-](annotations?|groundtruth|labels|masks)$|^(ann|anns|annotations|labels|masks)[_-]|(?<=[a-z])_?annot$"
+)
+_OF_IMAGES = re.compile(r"(?<=.)[_-](images|imgs)$|^(images|img|imgs)[_-]")
+_ANY_ENDS = (*_IMAGE_ENDS, *_ENDS_IN_FOLDERS)
 # Before all ends: a mask that is called as its image is.
 _SAME_NAME = -1
 # What the names of all masks have in them, and those of some other objects.
-_LIKELY = "(?i)ann|ground_?truth|gt|label|lbl|mask|seg|trimaps"
+_LIKELY = "(?i)ann|ground_?truth|gt|label|lbl|mask|seg|target|trimaps"
 # Photographs lie in the first, and masks in the second: what is written by the first has other values when it is read.
 _LOSSY, _LOSSLESS = frozenset({"jfif", "jpe", "jpeg", "jpg"}), frozenset({"bmp", "gif", "png", "tif", "tiff"})
 _FOLDERS_AT_HAND = 4096
@@ -518,7 +524,8 @@ class MaskPairs:
     """``images/1.jpg`` and ``masks/1.png``, and the other ways in which the two commonly lie side by side.
 
     Folders tell them apart (``images`` and ``masks`` at any depth, ``JPEGImages`` and ``SegmentationClass``,
-    ``leftImg8bit`` and ``gtFine``, ``train`` and ``train_masks``), or the ends of names (``1.tif`` and ``1_mask.tif``).
+    ``leftImg8bit`` and ``gtFine``, ``train`` and ``train_masks``, ``img_dir`` and ``ann_dir``), or the ends of names
+    (``1.tif`` and ``1_mask.tif``).
     What is left of the two names is the same; a mask whose whole name is that of an image goes before others. The
     first folder that is left is the class; where all of them are called as splits are, it is the split, and the
     second is the class. An image without a mask is a sample without one, but in the layout of Pascal VOC, where it
@@ -619,7 +626,8 @@ def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
 def twin_folders(entries: Sequence[Entry]) -> tuple[str, str] | None:
     """Two folders whose names say nothing, and whose files look like images and their masks; None for all else.
 
-    There is no third folder, each photograph has a namesake in the other folder, and those are of lossless formats.
+    There is no third folder, each photograph has a namesake in the other folder, but for the ends that tell images
+    from masks, and those are of lossless formats.
     """
     stems, suffixes = dict[str, set[str]](), dict[str, set[str]]()
     for piece in Entries.of(entries).pieces():
@@ -628,7 +636,7 @@ def twin_folders(entries: Sequence[Entry]) -> tuple[str, str] | None:
             if not folder or len(stems) > 2 or not is_image(name):  # which may be a list that says what they are
                 return None
             stem, _, suffix = base.rpartition(".")
-            stems.setdefault(folder, set()).add(stem)
+            stems.setdefault(folder, set()).add(stem[: len(stem) - len(_end_of(stem, _ANY_ENDS))])
             suffixes.setdefault(folder, set()).add(suffix.lower())
     for images, masks in itertools.permutations(stems) if len(stems) == 2 else ():
         if suffixes[images] <= _LOSSY and suffixes[masks] <= _LOSSLESS and stems[images] == stems[masks]:
@@ -717,20 +725,21 @@ def _mask_folders(folder: str) -> tuple[str, bool, bool, bool]:
     """What is left of a folder's path, whether masks or images lie there, and whether of some images alone."""
     parts = folder.split("/") if folder else []
     small = [part.lower() for part in parts]
-    is_mask = any(part in _MASK_FOLDERS or _is_of_masks(part) for part in small)
+    is_mask = any(part in _MASK_FOLDERS or _OF_MASKS.search(part) for part in small)
     left = [_left_of(part) for part in parts]
     path = "".join(f"{part}/" for part in left if part)
-    return path, is_mask, any(part in _IMAGE_FOLDERS for part in small), bool(_SOME_ONLY & set(small))
+    is_image = any(part in _IMAGE_FOLDERS or _OF_IMAGES.search(part) for part in small)
+    return path, is_mask, is_image, bool(_SOME_ONLY & set(small))
 
 
 def _left_of(part: str) -> str:
     if part.lower() in _IMAGE_FOLDERS or part.lower() in _MASK_FOLDERS:
         return ""
-    return part[: -len(_FOLDER_END)] if _is_of_masks(part.lower()) else part
-
-
-def _is_of_masks(part: str) -> bool:
-    return part.endswith(_FOLDER_END) and len(part) > len(_FOLDER_END)
+    found = _OF_MASKS.search(part.lower()) or _OF_IMAGES.search(part.lower())
+    if found is None:
+        return part
+    # What stands behind the word is a split or tells of the files.
+    return part[: found.start()] or (part[found.end() :] if is_split(part[found.end() :]) else "")
 
 
 def _sizes(store: Versioned, images: Sequence[Entry], before: ListedSamples | None) -> list[tuple[int, int]]:
