@@ -33,6 +33,7 @@ from frostline.datasets.dataset import Dataset, reader_of
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, names_a_class, suffix_of
 from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table, is_split
+from frostline.datasets.formats.left_out import is_hidden
 from frostline.datasets.formats.tables import json_values, plain_column, read_back
 from frostline.datasets.formats.webdataset import CLASS_MEMBER, TYPE_MEMBER
 from frostline.datasets.reading import Workers, masks_of
@@ -206,7 +207,7 @@ class ClassFolderLayout:
 
     def _pair(self, sample: CopySample, mask: bytes, folder: str) -> Iterable[OutputObject]:
         key = "/".join(filter(None, (sample.split, folder, f"{sample.id:016x}")))
-        if not names_a_class(folder) or folder.startswith("."):
+        if not names_a_class(folder) or is_hidden(f"{folder}/"):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --format")
         image, beside = f"images/{key}{sample.suffix}", f"masks/{key}{suffix_by_content(mask)}"
         yield OutputObject(image, sample.encoded)
@@ -214,7 +215,7 @@ class ClassFolderLayout:
             yield OutputObject(beside, mask)
 
     def _place(self, sample: CopySample, folder: str) -> str:
-        if "/" in folder or folder.startswith("."):
+        if "/" in folder or is_hidden(f"{folder}/"):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --format")
         if not sample.object:
             return "/".join(filter(None, (sample.split, folder, f"{sample.id:016x}{sample.suffix}")))

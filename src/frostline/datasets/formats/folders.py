@@ -23,7 +23,6 @@ from frostline.datasets.formats.base import (
     TARGET_COLUMNS,
     ListedSamples,
     digest_of,
-    is_hidden,
     is_named,
     label_column,
     stable_ids,
@@ -37,6 +36,7 @@ from frostline.datasets.formats.labels import (
     inner_splits,
     is_split,
 )
+from frostline.datasets.formats.left_out import are_hidden, is_hidden
 from frostline.preprocess.images import size_of
 from frostline.stores.protocols import Entries, Entry, Names, ObjectStore, Readable, Versioned
 from frostline.stores.urls import COMPRESSED
@@ -230,10 +230,9 @@ def _with_suffix(entries: Sequence[Entry], suffixes: Iterable[str], *, in_folder
     pattern = rf"(?i)[^/]\.(?:{'|'.join(sorted(suffix[1:] for suffix in suffixes))})$"
     found = Entries.of(entries)
     objects = found.table["object"]
-    hidden = pc.or_(pc.starts_with(objects, "."), pc.match_substring(objects, "/."))
-    fits = pc.match_substring_regex(objects, pattern)
+    fits = pc.and_not(pc.match_substring_regex(objects, pattern), are_hidden(objects))
     is_inside = pc.match_substring(objects, "/")
-    return found.where(pc.and_(pc.and_not(fits, hidden), is_inside if in_folders else pc.invert(is_inside)))
+    return found.where(pc.and_(fits, is_inside if in_folders else pc.invert(is_inside)))
 
 
 def _folders_behind(labelled: Entries, which: str, prefix: str) -> Iterator[pa.Array]:
