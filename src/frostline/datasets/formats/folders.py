@@ -23,7 +23,6 @@ from frostline.datasets.formats.base import (
     TARGET_COLUMNS,
     ListedSamples,
     digest_of,
-    is_named,
     label_column,
     stable_ids,
 )
@@ -53,6 +52,7 @@ __all__ = (
     "MaskPairs",
     "Pair",
     "Size",
+    "are_masks",
     "fill_masks",
     "is_image",
     "is_sample",
@@ -121,7 +121,7 @@ class ClassFolderFormat:
     They may also lie within those of classes, each of which has one to train on; what lies beside them is in no split.
 
     Where ``classes.json`` beside the folders is a list of names, with those of all folders among them, it says how
-    classes are numbered; else they are in the order of their names.
+    classes are numbered, and that none of them is a split; else classes are in the order of their names.
 
     Where no image lies in a folder, those that lie in none are the samples, without classes.
 
@@ -146,9 +146,10 @@ class ClassFolderFormat:
         if not labelled:
             raise EmptyDataset(_nothing_at(store.url, entries))
         objects, sizes, etags = labelled.table.columns
-        layout = _layout(labelled, are_classes=is_named(entries, CLASSES))
+        named = _table_of_classes(store, entries)
+        layout = _layout(labelled, named)
         labels, folders = _classes(labelled, layout)
-        table_of_classes = _table_of_classes(store, entries, folders)
+        table_of_classes = named if set(folders) <= set(named) else ()
         classes = table_of_classes or folders
         labels = _renumbered(labels, folders, classes)
         ids, offsets = stable_ids(Names(objects)), np.zeros(len(labelled), np.int64)
@@ -173,13 +174,12 @@ def _version_of_table(entries: Sequence[Entry]) -> str:
     return "" if found is None else f" {found.size} {found.etag}"
 
 
-def _table_of_classes(store: Readable, entries: Sequence[Entry], folders: Sequence[str]) -> tuple[str, ...]:
-    """The classes that ``classes.json`` beside the folders names; empty where it is not there or lacks a folder."""
+def _table_of_classes(store: Readable, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """The classes that ``classes.json`` beside the folders names; empty where it is not there, or is no such table."""
     found = Entries.of(entries).find(CLASSES)
     if found is None or not 0 < found.size <= _TABLE_BYTES:
         return ()
-    names = classes_in(bytes(store.read(found.object, 0, found.size)))
-    return names if set(folders) <= set(names) else ()
+    return classes_in(bytes(store.read(found.object, 0, found.size)))
 
 
 def _renumbered(labels: npt.NDArray[np.int64], folders: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -242,9 +242,11 @@ def _folders_behind(labelled: Entries, which: str, prefix: str) -> Iterator[pa.A
         yield pc.fill_null(pc.struct_field(pc.extract_regex(piece["object"], pattern), which), "")
 
 
-def _layout(labelled: Entries, *, are_classes: bool) -> _Layout:
+def _layout(labelled: Entries, named: Sequence[str]) -> _Layout:
     """Whether first folders are splits, or those in the one folder that holds everything, or those of each class."""
-    firsts = _different(labelled, "")
+    firsts, are_classes = _different(labelled, ""), bool(named)
+    if are_classes and firsts <= set(named):
+        return _inner_layout(labelled)
     if splits := folder_splits(firsts, lambda: _pairs(labelled, ""), are_classes=are_classes):
         return _Layout("", splits)
     prefix = ""
@@ -257,6 +259,10 @@ def _layout(labelled: Entries, *, are_classes: bool) -> _Layout:
         splits = folder_splits(firsts, pairs, are_classes=are_classes) if "" not in firsts else {}
         if are_divided(splits.values()):
             return _Layout(prefix, splits)
+    return _inner_layout(labelled)
+
+
+def _inner_layout(labelled: Entries) -> _Layout:
     inner = inner_splits(_pairs(labelled, "")) if len(labelled.filter_pattern(_INNER_TRAINED)) else {}
     return _Layout("", inner, is_inner=True)
 
@@ -562,7 +568,8 @@ class MaskPairs:
         is_divided = bool(firsts) and all(map(is_split, firsts))
         of_classes = [pair.inner if is_divided else pair.folder for pair in pairs]
         folders = tuple(sorted({*of_classes} - {""}))
-        table_of_classes = _table_of_classes(store, entries, folders)
+        named = _table_of_classes(store, entries)
+        table_of_classes = named if set(folders) <= set(named) else ()
         classes = table_of_classes or folders
         number = {name: index for index, name in enumerate(classes)}
         names = pa.array([pair.image.object for pair in pairs], pa.string())
@@ -680,6 +687,12 @@ def _image_of(mask: _Place, images: Mapping[str, Entry], names: Mapping[str, str
 
 def _mask(entry: Entry | None) -> Mask:
     return NO_MASK if entry is None else Mask(entry.object, 0, entry.size, entry.etag)
+
+
+@lru_cache(1)
+def are_masks(folders: tuple[str, ...]) -> bool:
+    """Whether samples of the same names in these folders would be taken for images and their masks."""
+    return MaskPairs().claims([Entry(f"{folder}/0.png", 1, "") for folder in folders])
 
 
 def names_a_class(folder: str) -> bool:
