@@ -418,6 +418,24 @@ def test_splits_may_lie_within_the_folders_of_classes(store, names, splits):
     assert (keys.column("split").to_pylist() if keys.splits else None) == splits
 
 
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (("train/cat/images/1.jpg", "train/dog/images/1.jpg", "val/images/1.jpg"), {"val/images/1.jpg": -1}),
+        (("x/train/cat/1.jpg", "x/train/dog/1.jpg", "x/test/Images/a/1.jpg"), {"x/test/Images/a/1.jpg": -1}),
+        (("train/cat/1.jpg", "train/images/1.jpg", "val/images/1.jpg"), {"val/images/1.jpg": "images"}),
+        (("train/cat/1.jpg", "train/dog/1.jpg", "val/images/1.jpg", "val/cat/1.jpg"), {"val/images/1.jpg": "images"}),
+    ],
+)
+def test_images_alone_is_no_class_of_a_split_to_score_unless_one_trains_on_it(store, names, labels):
+    for name in names:
+        store.write(name, b"x")
+    data = Dataset(store.url)
+    assert labels_by_name(data).items() >= labels.items()
+    assert ("images" in data.classes) == ("images" in labels.values())
+    assert len(data.splits) == 2
+
+
 def test_what_lists_say_of_splits_goes_with_the_images_that_they_mean(store):
     for name in ("train/1.png", "train/2.png", "test/1.png"):
         store.write(name, b"x")

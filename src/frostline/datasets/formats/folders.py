@@ -34,6 +34,7 @@ from frostline.datasets.formats.labels import (
     folder_splits,
     inner_splits,
     is_split,
+    training_split,
 )
 from frostline.datasets.formats.left_out import are_hidden, is_hidden
 from frostline.preprocess.images import size_of
@@ -115,9 +116,9 @@ class ClassFolderFormat:
     """The first folder of a name is the class; deeper folders belong to it.
 
     Where first folders are called as splits are, such as ``train`` and ``val``, and have their images in folders of
-    their own, the first is the split and the second the class. Such a folder may also have no class folders at all, but
-    for one to train on: its images have no label. Images in other folders beside those of splits are in none and have
-    no label. The folders of splits may lie in one folder that holds everything, or in several, one within the other.
+    their own, the first is the split and the second the class. Such a folder may also have no class folders at all, or
+    ``images`` alone, but for one to train on: its images have no label. Images in other folders beside those of splits
+    are in none and have no label. The folders of splits may lie in one folder that holds everything, or in several, one within the other.
     They may also lie within those of classes, each of which has one to train on; what lies beside them is in no split.
 
     Where ``classes.json`` beside the folders is a list of names, with those of all folders among them, it says how
@@ -294,9 +295,27 @@ def _class_folders(labelled: Entries, layout: _Layout) -> Iterator[pa.Array]:
     if not layout.splits or layout.is_inner:
         yield from _folders_behind(labelled, "first", "")
         return
+    bare = pa.array(sorted(_bare_splits(labelled, layout)), pa.string())
     seconds = _folders_behind(labelled, "second", layout.prefix)
     for first, second in zip(_folders_behind(labelled, "first", layout.prefix), seconds, strict=True):
-        yield pc.if_else(pc.is_valid(_split_names(first, layout)), second, "")
+        has_classes = pc.and_not(pc.is_valid(_split_names(first, layout)), pc.is_in(first, value_set=bare))
+        yield pc.if_else(has_classes, second, "")
+
+
+def _bare_splits(labelled: Entries, layout: _Layout) -> set[str]:
+    """The folders of splits to score all of whose images lie in ``images`` or the like, which none to train on has."""
+    within = f"(?i)^{re.escape(layout.prefix)}[^/]+/({'|'.join(sorted(_IMAGE_FOLDERS))})/"
+    if not len(labelled.filter_pattern(within)):
+        return set()
+    inner: dict[str, set[str]] = {}
+    for first, second in _pairs(labelled, layout.prefix):
+        inner.setdefault(first, set()).add(second)
+    trained = {name for first in inner if training_split([layout.splits.get(first, "")]) for name in inner[first]}
+    return {
+        first
+        for first, names in inner.items()
+        if len(names) == 1 and not names & trained and {name.lower() for name in names} <= _IMAGE_FOLDERS
+    }
 
 
 def _classes(labelled: Entries, layout: _Layout) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
