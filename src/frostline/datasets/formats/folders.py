@@ -118,8 +118,9 @@ class ClassFolderFormat:
     Where first folders are called as splits are, such as ``train`` and ``val``, and have their images in folders of
     their own, the first is the split and the second the class. Such a folder may also have no class folders at all, or
     ``images`` alone, but for one to train on: its images have no label. Images in other folders beside those of splits
-    are in none and have no label. The folders of splits may lie in one folder that holds everything, or in several, one within the other.
-    They may also lie within those of classes, each of which has one to train on; what lies beside them is in no split.
+    are in none and have no label. The folders of splits may lie in one folder that holds everything, or in several,
+    one within the other. They may also lie within those of classes, each of which has one to train on; what lies
+    beside them is in no split.
 
     Where ``classes.json`` beside the folders is a list of names, with those of all folders among them, it says how
     classes are numbered, and that none of them is a split; else classes are in the order of their names.
