@@ -504,6 +504,7 @@ def test_extract_refuses_a_file_that_it_cannot_write_before_it_lists_the_data(ca
         (("serve", "--data-root", "{folder}", "--prices", "1,2"), "--prices takes GB,HOUR,CURRENCY"),
         (("serve", "--data-root", "{folder}", "--prices", "1,2,EUR", "--control", "none"), "serves no control plane"),
         (("index", "photos/"), "Missing option '--data'. Write --data photos/."),
+        (("control",), "Missing option '--config'. Write --config FILE: TOML file of the resources"),
         (
             ("train", "--data", "{folder}", *SMALL, "--targets", "age"),
             "no column 'age' for targets, only labels",

@@ -138,8 +138,8 @@ def test_labels_with_fractions_are_learned_where_they_are_named(capsys, folder, 
 
 def test_training_says_how_many_samples_have_no_label_and_how_to_leave_them_out(capsys, folder, near, tmp_path):
     images = pq.read_table(folder / "x.parquet")["image"].to_pylist()[:20]
-    said = [None if row % 10 == 9 else ("cat", "dog")[row % 2] for row in range(len(images))]
-    for name, labels in (("names", said), ("numbers", [label and float(label == "dog") for label in said])):
+    said = [None if row % 10 == 9 else ("Dog", "dog")[row % 2] for row in range(len(images))]
+    for name, labels in (("names", said), ("numbers", [label and 1.0 + 2 * (label == "dog") for label in said])):
         (tmp_path / name).mkdir()
         pq.write_table(pa.table({"image": images, "label": labels}), tmp_path / name / "x.parquet")
         code, _, errors = run(capsys, *asked(tmp_path / name, near, "--epochs", 1))
@@ -149,6 +149,8 @@ def test_training_says_how_many_samples_have_no_label_and_how_to_leave_them_out(
         code, report, errors = run(capsys, *asked(tmp_path / name, near, *where))
         assert code == 0, errors
         assert json.loads(report)["samples"] + json.loads(report)["val_samples"] == 18
+        assert ("2 of 4 classes have samples: labels are numbers" in errors) == (name == "numbers"), errors
+        assert ("'Dog' and 'dog'; where they are one" in errors) == (name == "names"), errors
 
 
 def test_a_split_to_score_that_has_no_labels_is_refused_where_it_is_named(capsys, folder, near, tmp_path):

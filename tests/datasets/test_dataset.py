@@ -267,6 +267,17 @@ def test_one_class_is_a_data_set_but_nothing_to_train_on(tmp_path):
     Dataset(str(tmp_path)).selection.require_classes(2, "the folder")
 
 
+def test_folders_of_classes_in_one_around_them_are_named(tmp_path):
+    fill(tmp_path, {f"pets/{name}/{number}.jpg": b"x" for name in ("cat", "dog") for number in range(2)})
+    dataset = Dataset(str(tmp_path))
+    with pytest.raises(DataError, match=rf"needs at least 2: {dataset.url}/pets holds cat, dog, which may be what to"):
+        dataset.selection.require_classes(2, dataset.url)
+    Dataset(tmp_path / "pets").selection.require_classes(2, "the folder")
+    fill(tmp_path, {"pets/1.jpg": b"x"})
+    with pytest.raises(DataError, match=r"training needs at least 2$"):
+        Dataset(tmp_path).selection.require_classes(2, "the folder")
+
+
 def test_fifty_thousand_samples_list_and_split_in_seconds(tmp_path):
     class Many(ReadOnly):
         def list(self):

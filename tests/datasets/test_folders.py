@@ -10,6 +10,7 @@ Sounds and arrays as data sets: found in class folders and tars, copied with the
 import io
 import json
 import random
+import re
 import tarfile
 import uuid
 from datetime import date
@@ -160,12 +161,16 @@ def parquet(labels, features=None, **columns):
         (pa.array([-1, 1]), ("'-1'",)),
         (pa.array([Decimal("0.25"), Decimal("1.5")]), ("'0.25'",)),
         (pa.array([3, -7], pa.int8()), ("'-7'",)),
+        (pa.array([0.0, 1.0, None, 2.5]), ("'2.5'",)),
+        (pa.array([0.0, float("inf")]), ("'inf'",)),
         (pa.array(["[1, 2]", "[]"]), ("'[",)),
     ],
 )
 def test_columns_of_other_targets_are_refused(store, labels, words):
-    store.write("x.parquet", parquet(labels))
+    store.write("x.parquet", parquet(labels, score=labels))
     refused(store, *words)
+    with pytest.raises(DataError, match=re.escape(words[0])):
+        Dataset(store.url, label="score").classes  # noqa: B018
 
 
 @pytest.mark.parametrize("format", ["parquet", "urls"])
@@ -384,6 +389,51 @@ def test_splits_are_found_in_the_folders_around_them(store, around):
     store.write("beside/1.jpg", b"x")
     data = Dataset(store.url)
     assert (set(data.classes), data.splits) == ({around.partition("/")[0], "beside"}, ())
+
+
+@pytest.mark.parametrize(
+    ("names", "splits"),
+    [
+        (("a/train/1.jpg", "a/test/1.jpg", "b/train/1.jpg", "b/test/1.jpg"), ["test", "train", "test", "train"]),
+        (("cat/Train/1.jpg", "cat/val/a/1.jpg", "dog/Train/1.jpg", "dog/2.jpg"), ["train", "val", None, "train"]),
+        (("toy/training/good/1.png", "toy/test/bad/1.png", "nut/training/1.png", "nut/truth/bad/1.png"),
+         ["training", None, "test", "training"]),
+        (("toy/train/1.jpg", "toy/test/1.jpg", "dog/1.jpg"), None),
+        (("toy/train/1.jpg", "toy/car/1.jpg", "real/train/1.jpg", "real/car/1.jpg"), None),
+        (("toy/test/1.jpg", "real/test/1.jpg"), None),
+    ],
+)  # fmt: skip
+def test_splits_may_lie_within_the_folders_of_classes(store, names, splits):
+    for name in names:
+        store.write(name, b"x")
+    data = Dataset(store.url)
+    assert labels_by_name(data) == {name: name.partition("/")[0] for name in names}
+    assert (data.column("split").to_pylist() if data.splits else None) == splits
+    store.write("classes.json", json.dumps(sorted({name.partition("/")[0] for name in names})).encode())
+    assert Dataset(store.url).splits == data.splits, "as a copy says its classes"
+    shards = open_store(f"memory://{uuid.uuid4()}")
+    shards.write("x.tar", tar_of([(name, b"x") for name in sorted(names)]))
+    keys = Dataset(shards.url)
+    assert keys.classes == data.classes
+    assert (keys.column("split").to_pylist() if keys.splits else None) == splits
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (("train/cat/images/1.jpg", "train/dog/images/1.jpg", "val/images/1.jpg"), {"val/images/1.jpg": -1}),
+        (("x/train/cat/1.jpg", "x/train/dog/1.jpg", "x/test/Images/a/1.jpg"), {"x/test/Images/a/1.jpg": -1}),
+        (("train/cat/1.jpg", "train/images/1.jpg", "val/images/1.jpg"), {"val/images/1.jpg": "images"}),
+        (("train/cat/1.jpg", "train/dog/1.jpg", "val/images/1.jpg", "val/cat/1.jpg"), {"val/images/1.jpg": "images"}),
+    ],
+)
+def test_images_alone_is_no_class_of_a_split_to_score_unless_one_trains_on_it(store, names, labels):
+    for name in names:
+        store.write(name, b"x")
+    data = Dataset(store.url)
+    assert labels_by_name(data).items() >= labels.items()
+    assert ("images" in data.classes) == ("images" in labels.values())
+    assert len(data.splits) == 2
 
 
 def test_what_lists_say_of_splits_goes_with_the_images_that_they_mean(store):

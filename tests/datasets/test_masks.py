@@ -58,6 +58,14 @@ LAYOUTS = {
     "Carvana": ("train/car0_01.jpg", "train_masks/car0_01_mask.gif", "train"),
     "Supervisely": ("ds/img/1.jpg", "ds/ann/1.png", "ds"),
     "short names": ("imgs/1.jpg", "lbls/1.png", ""),
+    "CamVid": ("train/1.png", "trainannot/1.png", "train"),
+    "mmseg": ("img_dir/train/1.png", "ann_dir/train/1.png", "train"),
+    "LoveDA": ("Train/Rural/images_png/1.png", "Train/Rural/masks_png/1.png", "Train"),
+    "both folders say it": ("train_images/1.png", "train_masks/1.png", "train"),
+    "splits behind the words": ("images_val/1.png", "masks_val/1.png", "val"),
+    "words apart by a hyphen": ("val-images/1.png", "val-labels/1.png", "val"),
+    "machine masks": ("ds/img/1.png", "ds/masks_machine/1.png", "ds"),
+    "inputs and targets": ("Inputs/1.png", "Targets/1.png", ""),
     "pets": ("images/Abyssinian_1.jpg", "annotations/trimaps/Abyssinian_1.png", ""),
 }
 
@@ -85,6 +93,10 @@ def test_common_layouts_are_known_by_their_names(layout):
         ("cat/1.jpg", "dog/1.jpg"),
         ("with_mask/1.jpg", "without_mask/1.jpg"),
         ("mask/1.jpg", "no_mask/1.jpg"),
+        ("target/1.jpg", "non_target/1.jpg"),
+        ("ann_lee/1.jpg", "bob_lee/1.jpg"),
+        ("cannot/1.jpg", "can/1.jpg"),
+        ("gas_mask/1.jpg", "gas/1.jpg"),
         ("images/1.jpg", "images/2.jpg"),
         ("labels/1.jpg", "things/2.jpg"),
         ("ann/1.jpg", "bob/1.png", "eve/1.png"),
@@ -102,6 +114,7 @@ def test_class_folders_stay_class_folders(names):
         ("images/1.jpg", "masks/2.png"),
         ("x1/images/x1.png", "x1/masks/m1.png", "x1/masks/m2.png"),
         ("train/Images/a.jpg", "train/Labels/b_color.png"),
+        ("train_images/a.png", "train_masks/b.png"),
     ],
 )
 def test_images_beside_masks_of_other_names_are_refused(names):
@@ -113,7 +126,7 @@ def test_images_beside_masks_of_other_names_are_refused(names):
     assert len(Dataset(store.url, format="folders")) == len(names), "who names them takes them all"
 
 
-@pytest.mark.parametrize("second", ["y/{}.png", "y/{}.gif", "a/b/{}.bmp"])
+@pytest.mark.parametrize("second", ["y/{}.png", "y/{}.gif", "a/b/{}.bmp", "y/{}_segmentation.png"])
 def test_two_folders_of_the_same_names_are_no_classes_unless_their_user_says_so(second):
     store = open_store(f"memory://{uuid.uuid4()}")
     for number in range(3):

@@ -80,6 +80,23 @@ def test_a_class_whose_images_are_of_a_suffix_that_is_not_read_is_named(store, c
     assert "\n" not in record.message
 
 
+@pytest.mark.parametrize(
+    "folder", ["__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found", ".Trash"]
+)
+def test_what_a_system_keeps_beside_files_is_no_sample_and_no_class(store, folder):
+    put(store, "cat/1.jpg", "dog/1.jpg", f"cat/{folder}/1.jpg/THUMB.jpg", f"{folder}/dog/2.jpg", f"x{folder[1:]}/3.jpg")
+    store.write(f"{folder}/1.tar", tar_of([("1.jpg", IMAGE)]))
+    data = Dataset(store.url)
+    assert (data.classes, len(data)) == (("cat", "dog", f"x{folder[1:]}"), 3)
+    [one] = said(data)
+    assert one[:3] == ("object", "with a hidden name", 3)
+    store.write("seen.tar", tar_of([("1.jpg", IMAGE), (f"{folder}/2.jpg", IMAGE)]))
+    assert list(Dataset(store.url, format="webdataset").names) == ["seen.tar/1.jpg"]
+    write_rows(store, "parquet", {"image": [IMAGE], "label": [folder]}, name="a")
+    with pytest.raises(SettingError, match="cannot be the name of a folder"):
+        repack(Dataset(store.url, format="parquet"), f"memory://{uuid.uuid4()}", "original", on_event=print)
+
+
 def test_what_lies_beside_samples_is_named_unless_it_belongs_to_them(store):
     store.write("a.tar", tar_of([("1.jpg", IMAGE), ("2.xcf", IMAGE), ("2.cls", b"3"), ("__meta__", b""), (".x", b"")]))
     put(store, "odd.jpg", "b.bin")

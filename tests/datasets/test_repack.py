@@ -32,7 +32,7 @@ import frostline as fl
 from frostline.cli import main
 from frostline.cli.ingest import FORMS
 from frostline.cli.show import ProgressBar
-from frostline.core.errors import DataError, SampleError, SettingError, TooManySkipped
+from frostline.core.errors import DataError, ObjectNotFound, SampleError, SettingError, TooManySkipped
 from frostline.core.events import ColumnsDropped, SetupWarning
 from frostline.datasets import Dataset
 from frostline.datasets.copy import repack as module
@@ -552,6 +552,31 @@ def test_folders_of_splits_are_made_where_the_source_has_splits(store):
     copy = copied_of_copied_names(copied_of_copied_names(Dataset(store.url), "webdataset"), "original")
     assert objects_of(copy) == names
     assert (copy.splits, copy.classes) == (("train", "val"), ("cat", "dog"))
+
+
+def of_classes(store, *names, **columns):
+    out = io.BytesIO()
+    pq.write_table(pa.table({"image": [JPEG, PNG], "label": names, **columns}), out)
+    store.write("x.parquet", out.getvalue())
+    return Dataset(store.url)
+
+
+@pytest.mark.parametrize(
+    "names", [("train", "test"), ("Training", "val"), ("train_a", "test_a"), ("label=a", "01"), ("gas_mask", "gas")]
+)
+def test_classes_that_are_called_as_splits_are_classes_in_folders_too(store, names):
+    source = of_classes(store, *names)
+    copy = copied_of_copied_names(source, "original")
+    assert (copy.classes, copy.splits, contents(copy)) == (source.classes, (), contents(source))
+
+
+def test_classes_that_would_be_read_as_something_else_are_not_copied_into_folders(store, tmp_path):
+    with pytest.raises(SettingError, match="images, masks would be taken for images and their masks"):
+        copied_of_copied_names(of_classes(store, "images", "masks"), "original")
+    with pytest.raises(SettingError, match="'train' would be taken for another split"):
+        copied_of_copied_names(of_classes(store, "train", "b", split=["train", "test"]), "original")
+    with pytest.raises(ObjectNotFound, match="File name too long"):
+        copied(of_classes(store, "a" * 256, "b"), tmp_path / "copy", "original")
 
 
 def test_gives_every_sample_a_distinct_valid_name(store):

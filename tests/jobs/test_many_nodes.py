@@ -9,6 +9,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 
@@ -25,6 +27,7 @@ from support import plain
 from support.images import image_folder, tiny_preprocess
 from support.many_nodes import epoch, frozen, hits, job, same, some_nodes
 from support.nodes import stop, until
+from support.prepared import PLAIN
 
 pytestmark = pytest.mark.promise("survives")
 
@@ -306,3 +309,27 @@ def test_a_list_that_names_no_node_is_refused_when_the_job_is_made(folder_of_nod
     write(file, [])
     with pytest.raises(fl.errors.NodeUnreachable, match="there is no node in file:"):
         fl.offload(None, fl.Dataset(folder_of_nodes_come_and_go), near=file.as_uri(), settings=LoaderSettings())
+
+
+UNCLOSED = """
+import sys, threading
+import frostline as fl
+
+job = fl.offload(None, sys.argv[1], near=sys.argv[2:], preprocess=fl.preprocess.imagenet(28))
+for batch in job.loader(8, shuffle=True):
+    threading.Timer(1.6, print, ["still here"]).start()  # nodes that are lost are asked again meanwhile
+    raise KeyError("a mistake in the loop")
+"""
+
+
+def test_a_script_that_ends_without_closing_its_job_says_nothing_but_its_own_mistake(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv(PLAIN, "1")  # it is what Python does at its very end that is tried
+    with some_nodes(folder, tmp_path, 2) as (_, urls):
+        dead = "http://127.0.0.1:9"
+        command = [sys.executable, "-c", UNCLOSED, str(folder), *urls, dead]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "still here\n")
+    # The node that is not there is told of when it has been asked, which may be before the mistake or after it.
+    said = [line for line in ended.stderr.splitlines() if not line.startswith(f"node {dead} is asked nothing for now")]
+    assert (said[0], said[-1]) == ("Traceback (most recent call last):", "KeyError: 'a mistake in the loop'")
+    assert len([line for line in said if "Traceback" in line or "Exception" in line]) == 1, ended.stderr

@@ -83,13 +83,23 @@ def test_reports_an_invalid_root_in_one_sentence():
         start_node(("ftp://x",), SMALL)
 
 
-def test_reports_the_stderr_of_a_node_that_does_not_start(images, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("out of\n  luck", "out of / luck"),
+        ('of run\n  File "x.py", line 1, in y\n    z()\n    ^^^\nOSError: no files\n', "OSError: no files"),
+    ],
+)
+def test_reports_the_stderr_of_a_node_that_does_not_start_without_its_stack(
+    images, monkeypatch, tmp_path, written, said
+):
     broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho out of luck >&2\nexit 3\n")
+    broken.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{written}\nEND\nexit 3\n")
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
-    with pytest.raises(NodeUnreachable, match="out of luck"):
+    with pytest.raises(NodeUnreachable) as caught:
         start_node((images.as_uri(),), SMALL)
+    assert str(caught.value) == f"the node did not start: {said}"
 
 
 def test_a_node_killed_in_mid_answer_comes_back_at_its_address(images):

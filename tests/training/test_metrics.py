@@ -14,6 +14,7 @@ from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, root_m
 
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import few_of_a_class, split_in_two
+from frostline.datasets.selection import alike_classes, numbers_without_samples
 from frostline.stores.open import open_store
 from frostline.training.metrics import make_metrics, metrics_of
 from frostline.wire.recipes import METRICS_OF
@@ -57,6 +58,41 @@ def test_each_task_has_metrics_of_its_own():
     assert metrics_of("classes") == ("accuracy",)
     assert metrics_of("labels") == ("macro_f1", "auroc")
     assert metrics_of("numbers", ("rmse", "rmse")) == ("rmse",)
+
+
+@pytest.mark.parametrize(
+    ("classes", "counts", "said"),
+    [
+        (["0", "1", "2"], {1: 4, 2: 4}, "2 of 3 classes have samples: labels are numbers up to 2, and none is 0;"),
+        ([*map(str, range(2021))], {-1: 1, 2019: 1, 2020: 2}, "2 of 2,021 classes have samples"),
+        (["0", "1"], {0: 1, 1: 1, -1: 9}, ""),
+        (["0", "1"], {-1: 9}, ""),
+        (["zebra", "ant", "unseen"], {0: 1, 1: 1}, ""),
+    ],
+)
+def test_numbers_that_no_sample_has_are_said_and_names_are_not(classes, counts, said):
+    found = numbers_without_samples(classes, counts)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        (["Cat", "Dog", "cat"], "'Cat' and 'cat';"),
+        (["caf\u00e9", "cafe\u0301", "tea"], r"'caf\xe9' and 'cafe\u0301';"),
+        (
+            [letter * times for times in range(1, 6) for letter in "aA"],
+            "'a' and 'A', 'aa' and 'AA', 'aaa' and 'AAA' and 2",
+        ),
+        (["cat", "cat 2", "dog"], ""),
+        (["0", "1"], ""),
+    ],
+)
+def test_classes_that_are_called_alike_are_said(classes, said):
+    found = alike_classes(classes)
+    assert said in found
+    assert bool(found) == bool(said)
 
 
 @pytest.mark.parametrize(

@@ -337,7 +337,8 @@ class VerbCommand(click.Command):
                 raise
             help = str(getattr(_shortened(error.param), "help", None) or "")
             value = error.param.make_metavar(ctx)
-            says = f"Write {error.param.opts[0]} {value}: {help[:1].lower()}{help[1:]}" if help else ""
+            begun = help[:1] if help[1:2].isupper() else help[:1].lower()  # TOML stays as it is
+            says = f"Write {error.param.opts[0]} {value}: {begun}{help[1:]}" if help else ""
             if error.param.name == "data" and given and not given[0].startswith("-"):
                 says = f"Write --data {given[0]}."
             raise click.MissingParameter(says, ctx=error.ctx, param=error.param) from error

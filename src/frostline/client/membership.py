@@ -346,7 +346,14 @@ def watch_membership(membership: Membership) -> Iterator[None]:
 
     def tend() -> None:
         while not ended.wait(_TEND_EVERY_S):
-            membership.tend()
+            try:
+                membership.tend()
+            except RuntimeError:
+                # Pools take nothing more once the main thread has ended: a script that closed no job is at its end.
+                threading.main_thread().join(_GRACE_S)
+                if threading.main_thread().is_alive():
+                    raise
+                return
             while found:
                 membership.follow(found.popleft())
 

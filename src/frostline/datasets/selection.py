@@ -5,6 +5,8 @@ Decides what a selection written as text means: comparisons of columns, read by 
 
 import ast
 import hashlib
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import time
@@ -34,11 +36,12 @@ from frostline.datasets.formats.labels import (
     SOURCE,
     SPLIT,
     TAKEN,
+    are_numbers,
     column_labels,
     encode_labels,
     find_name,
     label_text,
-    no_class,
+    no_classes,
 )
 from frostline.datasets.formats.tables import named_labels, plain_column
 from frostline.datasets.manifest import (
@@ -56,7 +59,9 @@ from frostline.ordering import Chosen, Labels, RowIndices, count_labels, split_a
 
 __all__ = (
     "Selection",
+    "alike_classes",
     "few_of_a_class",
+    "numbers_without_samples",
     "parse_expression",
     "relabel",
     "values_of",
@@ -64,6 +69,7 @@ __all__ = (
 
 
 _LONGEST = 10_000
+_NAMED = 3
 _HALF, _FAR_FROM = 0.5, 1.25
 _COMPARED = {ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="}
 _EXAMPLE = "label == 'glass' and width >= 200"
@@ -306,7 +312,7 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
         raise DataError(f"the column {name!r} of {url} says no labels: {error}") from error
     columns = manifest.columns.with_labels(label_column(said.labels))
     if said.other is not None:
-        raise DataError(f"the column {name!r} of {url} says no classes: {no_class(str(said.other[0].as_py()))}")
+        raise DataError(f"the column {name!r} of {url} says no classes: {no_classes(said.other)}")
     samples = WholeSamples(columns)
     digest = hashlib.sha256(f"{manifest.digest} label {name}".encode()).hexdigest()
     listing = manifest.listing or manifest.digest
@@ -523,7 +529,9 @@ class Selection:
             )
         if len(present) < at_least:
             names = ", ".join(repr(name) for name in present)
-            raise DataError(f"{url} has {len(present)} class ({names}); training needs at least {at_least}")
+            inner = folders_within(self.whole.columns.table["object"], present[0])
+            inside = f": {url}/{present[0]} holds {', '.join(inner)}, which may be what to give" if inner else ""
+            raise DataError(f"{url} has {len(present)} class ({names}); training needs at least {at_least}{inside}")
 
     def require_labels(self, url: str) -> None:
         """Make sure that every sample has a label, as a loop that learns classes needs.
@@ -563,6 +571,16 @@ class Selection:
         )
 
 
+def folders_within(names: pa.ChunkedArray, folder: str) -> tuple[str, ...]:
+    """Some of the folders in a folder that holds all objects, each in one of several; empty where it is none such.
+
+    Archives are often unpacked into a folder of their own, around those of the classes.
+    """
+    found = pc.struct_field(pc.extract_regex(names, f"^{re.escape(folder)}/(?P<inner>[^/]+)/"), "inner")
+    inner = pc.unique(found).to_pylist()
+    return () if None in inner or len(inner) == 1 else tuple(sorted(inner)[:_NAMED])
+
+
 def few_of_a_class(counts: Mapping[int, int], share: float, real: float) -> str:
     """What becomes of classes that are too small to be divided by the share to hold out; empty where none is.
 
@@ -583,3 +601,44 @@ def few_of_a_class(counts: Mapping[int, int], share: float, real: float) -> str:
     if alone:
         said.append(f"{alone} of {len(there)} classes have a single sample, which is trained on and never scored")
     return "; ".join(said)
+
+
+def alike_classes(classes: Sequence[str]) -> str:
+    """What is said of classes whose names differ in capitals, or in the form that Unicode has of a letter, alone.
+
+    Two machines, or two people, may have written one name; nothing says that they are one class, so that they stay two.
+
+    Args:
+        classes: name of each class.
+    """
+    if are_numbers(classes):
+        return ""
+    seen: dict[str, str] = {}
+    pairs = [
+        f"{other!a} and {name!a}"
+        for name in classes
+        if (other := seen.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)) != name
+    ]
+    more = f" and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
+    named = f"{', '.join(pairs[:_NAMED])}{more}"
+    return f"classes are called alike, and learned apart: {named}; where they are one, write one name" if pairs else ""
+
+
+def numbers_without_samples(classes: Sequence[str], counts: Mapping[int, int]) -> str:
+    """What is said of labels that are numbers where some below the largest label no sample; empty where all do.
+
+    Names without samples are the data's own table of classes: nothing is said of those.
+
+    Args:
+        classes: name of each class.
+        counts: number of samples by label, below 0 for none.
+    """
+    there = sum(1 for label, count in counts.items() if label >= 0 and count)
+    if there in (0, len(classes)) or not are_numbers(classes):
+        return ""
+    missing = next(label for label in range(len(classes)) if not counts.get(label))
+    return (
+        f"{there:,} of {len(classes):,} classes have samples: labels are numbers up to {len(classes) - 1:,}, and none "
+        f"is {missing:,}; the head has an output for each number: where numbers stand for something else, such as "
+        "years, write them as texts, which name classes"
+    )

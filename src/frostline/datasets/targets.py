@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from frostline.core.errors import DataError, SettingError
 from frostline.core.hints import suggest_names
 from frostline.datasets.formats.base import TARGET_COLUMNS, ManifestColumns, SelectedRows
-from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, find_name, no_class
+from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, find_name, no_classes
 from frostline.datasets.selection import values_of
 
 __all__ = (
@@ -127,9 +127,7 @@ def check_classes(table: pa.Table, url: str) -> None:
         DataError: labels are numbers with a sign or a fraction, or lists.
     """
     if OTHER_LABELS in table.column_names:
-        column = table[OTHER_LABELS]
-        first = column.drop_null()[0] if pa.types.is_string(column.type) else pc.min(column)
-        raise DataError(f"{url} has no classes: {no_class(str(first.as_py()))}")
+        raise DataError(f"{url} has no classes: {no_classes(table[OTHER_LABELS])}")
 
 
 def specs_of(declared: Declared, table: pa.Table, url: str) -> tuple[TargetSpec, ...]:

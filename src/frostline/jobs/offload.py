@@ -223,7 +223,9 @@ def make_job(
         if model is not None:
             again = partial(_partitioned, model, preprocess, on_event, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
             anew = partial(again, may_be_trained_whole=True)
-        return _made(context, network, maker, anew, nodes, node, policy, left, on_event, stack)
+        job = _made(context, network, maker, anew, nodes, node, policy, left, on_event, stack)
+        job.close_when_unused()
+        return job
 
 
 _CAST = ("cpu", "cuda", "xpu", "mps")  # devices whose operations may be cast
@@ -605,5 +607,4 @@ def loader(
         node=node,
         on_event=on_event,
     )
-    job.close_when_unused()
     return job.loader(batch_size, **options)

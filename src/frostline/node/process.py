@@ -5,6 +5,7 @@ Runs a Frostline module as a child process, which reports in one line that it is
 
 import json
 import os
+import re
 import tempfile
 import threading
 import time
@@ -37,6 +38,9 @@ _START_S = 60.0
 _STOP_S = 15.0
 _KEPT_LINES = 40
 _LONGEST_LINE = 2000
+
+
+_FRAME = re.compile(r'  File ".*", line [0-9]+')
 
 
 class Subprocess(Worker):
@@ -87,7 +91,10 @@ class Subprocess(Worker):
             said: dict[str, str] = json.loads(line)
             return said
         self.stop()  # so that all of its stderr has been read
-        words = " / ".join(line.strip() for line in self.last_words().splitlines())
+        lines = self.last_words().splitlines()
+        if any(_FRAME.match(line) for line in lines):  # of a stack, the error alone is for people
+            lines = [line for line in lines if line[:1].strip()][-1:]
+        words = " / ".join(line.strip() for line in lines)
         why = f": {words}" if words else f"; it ended with {self.returncode}"
         raise NodeUnreachable(f"{self._what} did not start{why}")
 

@@ -268,7 +268,8 @@ def error_of_system(error: OSError, name: str) -> FrostlineError:
     if error.errno in _REFUSED:
         return AccessDenied(f"no access to {name}: {reason}")
     if error.errno in _ABSENT:
-        return ObjectNotFound(f"there is no object {name}")
+        why = f": {reason}" if error.errno == errno.ENAMETOOLONG else ""
+        return ObjectNotFound(f"there is no object {name[:_MAX_SHOWN]}{why}")
     return StoreUnavailable(f"{name}: {reason}")
 
 

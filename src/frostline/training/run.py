@@ -25,7 +25,7 @@ from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWar
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import split_in_two
 from frostline.datasets.formats.labels import scoring_splits, training_split
-from frostline.datasets.selection import few_of_a_class
+from frostline.datasets.selection import alike_classes, few_of_a_class, numbers_without_samples
 from frostline.jobs import Job
 from frostline.jobs.connect import first_of
 from frostline.jobs.statistics import JobStatistics
@@ -278,6 +278,13 @@ def _few_of_a_class(settings: TrainSettings, sides: TrainValSplit) -> str:
     return few_of_a_class(counts, settings.held_out_share, len(held_out) / max(1, len(train) + len(held_out)))
 
 
+def _odd_classes(settings: TrainSettings, setup: Setup) -> Sequence[str]:
+    if settings.job.targets is not None or setup.whole.target_columns is not None:
+        return ()
+    classes = setup.whole.classes
+    return numbers_without_samples(classes, setup.whole.selection.per_label), alike_classes(classes)
+
+
 def _check_labels(settings: TrainSettings, *sides: Dataset) -> None:
     if settings.job.targets is None and settings.job.outputs is None:
         for side in sides:
@@ -406,7 +413,7 @@ class _Run:
         self._sides = sides_of(settings, setup.whole, setup.data)
         self._train, self._held_out = self._sides.train, self._sides.held_out
         record(self._sides.taken)
-        if why := _few_of_a_class(settings, self._sides):
+        for why in filter(None, (_few_of_a_class(settings, self._sides), *_odd_classes(settings, setup))):
             record(SetupWarning(reason=why))
         self._recipe = replace(settings.recipe, selects=not is_test(self._sides.val_split))
         every = CheckpointEvery.parse(settings.checkpoint_every)

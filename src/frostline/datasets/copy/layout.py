@@ -31,8 +31,9 @@ from frostline.core.errors import SampleError, SettingError
 from frostline.core.events import ColumnsDropped, Observer, SetupWarning
 from frostline.datasets.dataset import Dataset, reader_of
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
-from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, names_a_class, suffix_of
-from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table, is_split
+from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, are_masks, names_a_class, suffix_of
+from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table, is_split, split_of
+from frostline.datasets.formats.left_out import is_hidden
 from frostline.datasets.formats.tables import json_values, plain_column, read_back
 from frostline.datasets.formats.webdataset import CLASS_MEMBER, TYPE_MEMBER
 from frostline.datasets.reading import Workers, masks_of
@@ -174,8 +175,8 @@ class Packer(Protocol):
 class ClassFolderLayout:
     """An object a sample, in the folder of its class. Metadata is left behind: there is no place for it.
 
-    Where classes are numbered otherwise than in the order of their names, or some have no samples, ``classes.json``
-    beside the folders says so.
+    Where classes are numbered otherwise than in the order of their names, some have no samples, or are called as splits
+    are, ``classes.json`` beside the folders says so.
 
     Names are those of the source, as ``datasets.copy.layout`` says. Where there are masks, images and masks lie
     side by side, and are called by their ids: ``images/cat/1a.jpg`` and ``masks/cat/1a.png``, those of a split
@@ -186,7 +187,8 @@ class ClassFolderLayout:
 
     def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
         """See ``Packer.beside``: folders alone are numbered in the order of their names."""
-        return [] if sorted(present) == list(classes) else [OutputObject(CLASSES, class_table(classes))]
+        is_clear = sorted(present) == list(classes) and all(split_of(name) is None for name in classes)
+        return [] if is_clear else [OutputObject(CLASSES, class_table(classes))]
 
     def pack(
         self,
@@ -200,13 +202,18 @@ class ClassFolderLayout:
             if sample.mask is not None:
                 yield from self._pair(sample, sample.mask, classes[sample.label] if sample.label >= 0 else "")
                 continue
+            if are_masks(tuple(classes)):
+                raise SettingError(
+                    f"folders of the classes {', '.join(classes)[:200]} would be taken for images and their masks: use "
+                    "another --format"
+                )
             if sample.label < 0:
                 raise SettingError(f"{sample.name} has no label, so that it belongs to no folder: use another --format")
             yield OutputObject(self._place(sample, classes[sample.label]), sample.encoded)
 
     def _pair(self, sample: CopySample, mask: bytes, folder: str) -> Iterable[OutputObject]:
         key = "/".join(filter(None, (sample.split, folder, f"{sample.id:016x}")))
-        if not names_a_class(folder) or folder.startswith("."):
+        if not names_a_class(folder) or is_hidden(f"{folder}/"):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder of images: use another --format")
         image, beside = f"images/{key}{sample.suffix}", f"masks/{key}{suffix_by_content(mask)}"
         yield OutputObject(image, sample.encoded)
@@ -214,8 +221,10 @@ class ClassFolderLayout:
             yield OutputObject(beside, mask)
 
     def _place(self, sample: CopySample, folder: str) -> str:
-        if "/" in folder or folder.startswith("."):
+        if "/" in folder or is_hidden(f"{folder}/"):
             raise SettingError(f"the class {folder!r} cannot be the name of a folder: use another --format")
+        if sample.split and is_split(folder):
+            raise SettingError(f"the class {folder!r} would be taken for another split: use another --format")
         if not sample.object:
             return "/".join(filter(None, (sample.split, folder, f"{sample.id:016x}{sample.suffix}")))
         return sample.object if suffix_of(sample.object) == sample.suffix else sample.object + sample.suffix

@@ -25,11 +25,10 @@ from frostline.datasets.formats.base import (
     column_of,
     column_paths,
     digest_of,
-    is_hidden,
 )
 from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, size_at, target_columns
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
-from frostline.datasets.formats.left_out import LeftOut
+from frostline.datasets.formats.left_out import LeftOut, is_hidden
 from frostline.datasets.formats.ranges import ObjectRanges, check_written_out, short_lists
 from frostline.datasets.formats.tables import (
     LOOKED_AT,

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from frostline.core import OBJECTS, READINGS, Samples, Targets
 from frostline.core.errors import DataError
 from frostline.core.nouns import Texts
-from frostline.datasets.formats.left_out import LeftOut
+from frostline.datasets.formats.left_out import LeftOut, is_hidden
 from frostline.ordering import Chosen, Labels
 from frostline.preprocess import Applied
 from frostline.stores.protocols import Entries, Entry, ObjectStore
@@ -49,7 +49,6 @@ __all__ = (
     "flatten_row",
     "holds_binary",
     "in_json",
-    "is_hidden",
     "is_hidden_member",
     "is_list",
     "is_named",
@@ -199,11 +198,6 @@ def digest_of(rule: str, entries: Iterable[Entry]) -> str:
 def is_named(entries: Sequence[Entry], name: str) -> bool:
     """Whether an object of that name is listed."""
     return Entries.of(entries).has(name)
-
-
-def is_hidden(name: str) -> bool:
-    """Whether a part of an object's name starts with a dot: such objects belong to no format but Frostline's own."""
-    return name.startswith(".") or "/." in name
 
 
 def is_hidden_member(name: str) -> bool:

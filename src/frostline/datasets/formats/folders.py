@@ -23,12 +23,20 @@ from frostline.datasets.formats.base import (
     TARGET_COLUMNS,
     ListedSamples,
     digest_of,
-    is_hidden,
-    is_named,
     label_column,
     stable_ids,
 )
-from frostline.datasets.formats.labels import CLASSES, SPLIT, are_divided, classes_in, folder_splits, is_split
+from frostline.datasets.formats.labels import (
+    CLASSES,
+    SPLIT,
+    are_divided,
+    classes_in,
+    folder_splits,
+    inner_splits,
+    is_split,
+    training_split,
+)
+from frostline.datasets.formats.left_out import are_hidden, is_hidden
 from frostline.preprocess.images import size_of
 from frostline.stores.protocols import Entries, Entry, Names, ObjectStore, Readable, Versioned
 from frostline.stores.urls import COMPRESSED
@@ -45,6 +53,7 @@ __all__ = (
     "MaskPairs",
     "Pair",
     "Size",
+    "are_masks",
     "fill_masks",
     "is_image",
     "is_sample",
@@ -73,7 +82,9 @@ SAMPLE_SUFFIXES = frozenset[str]().union(*KINDS)
 _FOLDERS = r"(?P<first>[^/]*)/(?:(?P<second>[^/]*)/)?"
 
 # Part of every digest: raise it whenever the same files would give another table.
-_FOLDER_RULE = "frostline image folders 9"
+_FOLDER_RULE = "frostline image folders 10"
+# One look at each name tells of most listings that no class has a folder to train on.
+_INNER_TRAINED = "(?i)^[^/]+/train(ing)?/"
 # Folders around those of splits, each of which is looked for in all names.
 _DEEPEST = 8
 
@@ -88,22 +99,31 @@ class _Layout(NamedTuple):
     Attributes:
         prefix: folder around all others, with its slash; empty where the first folder is the class or the split.
         splits: split of each folder that is one; empty where there are none.
+        is_inner: the folders of splits lie within those of classes.
     """
 
     prefix: str = ""
     splits: Mapping[str, str] = {}
+    is_inner: bool = False
+
+    @property
+    def of_splits(self) -> str:
+        """Which of the two folders is called as its split is."""
+        return "second" if self.is_inner else "first"
 
 
 class ClassFolderFormat:
     """The first folder of a name is the class; deeper folders belong to it.
 
     Where first folders are called as splits are, such as ``train`` and ``val``, and have their images in folders of
-    their own, the first is the split and the second the class. Such a folder may also have no class folders at all, but
-    for one to train on: its images have no label. Images in other folders beside those of splits are in none and have
-    no label. The folders of splits may lie in one folder that holds everything, or in several, one within the other.
+    their own, the first is the split and the second the class. Such a folder may also have no class folders at all, or
+    ``images`` alone, but for one to train on: its images have no label. Images in other folders beside those of splits
+    are in none and have no label. The folders of splits may lie in one folder that holds everything, or in several,
+    one within the other. They may also lie within those of classes, each of which has one to train on; what lies
+    beside them is in no split.
 
     Where ``classes.json`` beside the folders is a list of names, with those of all folders among them, it says how
-    classes are numbered; else they are in the order of their names.
+    classes are numbered, and that none of them is a split; else classes are in the order of their names.
 
     Where no image lies in a folder, those that lie in none are the samples, without classes.
 
@@ -128,16 +148,17 @@ class ClassFolderFormat:
         if not labelled:
             raise EmptyDataset(_nothing_at(store.url, entries))
         objects, sizes, etags = labelled.table.columns
-        layout = _layout(labelled, are_classes=is_named(entries, CLASSES))
+        named = _table_of_classes(store, entries)
+        layout = _layout(labelled, named)
         labels, folders = _classes(labelled, layout)
-        table_of_classes = _table_of_classes(store, entries, folders)
+        table_of_classes = named if set(folders) <= set(named) else ()
         classes = table_of_classes or folders
         labels = _renumbered(labels, folders, classes)
         ids, offsets = stable_ids(Names(objects)), np.zeros(len(labelled), np.int64)
         columns = [pa.array(ids), objects, objects, pa.array(offsets), sizes, label_column(labels), etags]
         table = pa.table(columns, schema=COLUMNS)
         if layout.splits:
-            splits = [_split_names(first, layout) for first in _folders_behind(labelled, "first", layout.prefix)]
+            splits = [_split_names(part, layout) for part in _folders_behind(labelled, layout.of_splits, layout.prefix)]
             table = table.append_column(SPLIT, pa.chunked_array(splits, pa.string()))
         return ListedSamples(
             table=table,
@@ -155,13 +176,12 @@ def _version_of_table(entries: Sequence[Entry]) -> str:
     return "" if found is None else f" {found.size} {found.etag}"
 
 
-def _table_of_classes(store: Readable, entries: Sequence[Entry], folders: Sequence[str]) -> tuple[str, ...]:
-    """The classes that ``classes.json`` beside the folders names; empty where it is not there or lacks a folder."""
+def _table_of_classes(store: Readable, entries: Sequence[Entry]) -> tuple[str, ...]:
+    """The classes that ``classes.json`` beside the folders names; empty where it is not there, or is no such table."""
     found = Entries.of(entries).find(CLASSES)
     if found is None or not 0 < found.size <= _TABLE_BYTES:
         return ()
-    names = classes_in(bytes(store.read(found.object, 0, found.size)))
-    return names if set(folders) <= set(names) else ()
+    return classes_in(bytes(store.read(found.object, 0, found.size)))
 
 
 def _renumbered(labels: npt.NDArray[np.int64], folders: Sequence[str], classes: Sequence[str]) -> npt.NDArray[np.int64]:
@@ -212,10 +232,9 @@ def _with_suffix(entries: Sequence[Entry], suffixes: Iterable[str], *, in_folder
     pattern = rf"(?i)[^/]\.(?:{'|'.join(sorted(suffix[1:] for suffix in suffixes))})$"
     found = Entries.of(entries)
     objects = found.table["object"]
-    hidden = pc.or_(pc.starts_with(objects, "."), pc.match_substring(objects, "/."))
-    fits = pc.match_substring_regex(objects, pattern)
+    fits = pc.and_not(pc.match_substring_regex(objects, pattern), are_hidden(objects))
     is_inside = pc.match_substring(objects, "/")
-    return found.where(pc.and_(pc.and_not(fits, hidden), is_inside if in_folders else pc.invert(is_inside)))
+    return found.where(pc.and_(fits, is_inside if in_folders else pc.invert(is_inside)))
 
 
 def _folders_behind(labelled: Entries, which: str, prefix: str) -> Iterator[pa.Array]:
@@ -225,9 +244,11 @@ def _folders_behind(labelled: Entries, which: str, prefix: str) -> Iterator[pa.A
         yield pc.fill_null(pc.struct_field(pc.extract_regex(piece["object"], pattern), which), "")
 
 
-def _layout(labelled: Entries, *, are_classes: bool) -> _Layout:
-    """Whether first folders are splits, or those in the one folder, of one folder each, that holds everything."""
-    firsts = _different(labelled, "")
+def _layout(labelled: Entries, named: Sequence[str]) -> _Layout:
+    """Whether first folders are splits, or those in the one folder that holds everything, or those of each class."""
+    firsts, are_classes = _different(labelled, ""), bool(named)
+    if are_classes and firsts <= set(named):
+        return _inner_layout(labelled)
     if splits := folder_splits(firsts, lambda: _pairs(labelled, ""), are_classes=are_classes):
         return _Layout("", splits)
     prefix = ""
@@ -240,7 +261,12 @@ def _layout(labelled: Entries, *, are_classes: bool) -> _Layout:
         splits = folder_splits(firsts, pairs, are_classes=are_classes) if "" not in firsts else {}
         if are_divided(splits.values()):
             return _Layout(prefix, splits)
-    return _Layout()
+    return _inner_layout(labelled)
+
+
+def _inner_layout(labelled: Entries) -> _Layout:
+    inner = inner_splits(_pairs(labelled, "")) if len(labelled.filter_pattern(_INNER_TRAINED)) else {}
+    return _Layout("", inner, is_inner=True)
 
 
 def _different(labelled: Entries, prefix: str) -> set[str]:
@@ -267,12 +293,30 @@ def _split_names(folders: pa.Array, layout: _Layout) -> pa.Array:
 
 def _class_folders(labelled: Entries, layout: _Layout) -> Iterator[pa.Array]:
     """The folder of each name that is its class; empty where it has none."""
-    if not layout.splits:
+    if not layout.splits or layout.is_inner:
         yield from _folders_behind(labelled, "first", "")
         return
+    bare = pa.array(sorted(_bare_splits(labelled, layout)), pa.string())
     seconds = _folders_behind(labelled, "second", layout.prefix)
     for first, second in zip(_folders_behind(labelled, "first", layout.prefix), seconds, strict=True):
-        yield pc.if_else(pc.is_valid(_split_names(first, layout)), second, "")
+        has_classes = pc.and_not(pc.is_valid(_split_names(first, layout)), pc.is_in(first, value_set=bare))
+        yield pc.if_else(has_classes, second, "")
+
+
+def _bare_splits(labelled: Entries, layout: _Layout) -> set[str]:
+    """The folders of splits to score all of whose images lie in ``images`` or the like, which none to train on has."""
+    within = f"(?i)^{re.escape(layout.prefix)}[^/]+/({'|'.join(sorted(_IMAGE_FOLDERS))})/"
+    if not len(labelled.filter_pattern(within)):
+        return set()
+    inner: dict[str, set[str]] = {}
+    for first, second in _pairs(labelled, layout.prefix):
+        inner.setdefault(first, set()).add(second)
+    trained = {name for first in inner if training_split([layout.splits.get(first, "")]) for name in inner[first]}
+    return {
+        first
+        for first, names in inner.items()
+        if len(names) == 1 and not names & trained and {name.lower() for name in names} <= _IMAGE_FOLDERS
+    }
 
 
 def _classes(labelled: Entries, layout: _Layout) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
@@ -431,15 +475,15 @@ def known_sizes(before: ListedSamples | None) -> Mapping[tuple[str, str], Size]:
 
 
 # Part of every digest: raise it whenever the same files would give another table.
-_MASK_RULE = "frostline masks 6"
+_MASK_RULE = "frostline masks 7"
 _THREADS = 16
 
-_IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "jpegimages", "leftimg8bit"})
+_IMAGE_FOLDERS = frozenset({"image", "images", "img", "imgs", "input", "inputs", "jpegimages", "leftimg8bit"})
 _MASK_FOLDERS = frozenset(
     {
         "ann", "annotation", "annotations", "anns", "ground_truth", "groundtruth", "gt", "gtcoarse", "gtfine", "label",
         "labels", "lbl", "lbls", "mask", "masks", "seg", "segmentation", "segmentationclass", "segmentationclassaug",
-        "segmentations", "trimaps",
+        "segmentations", "target", "targets", "trimaps",
     }
 )  # fmt: skip
 # Folders of masks that say nothing of images without one: others of their images are there for other tasks.
@@ -451,11 +495,17 @@ _MASK_ENDS = (
     "_mask",
 )  # fmt: skip
 _ENDS_IN_FOLDERS = (*_MASK_ENDS, "_masks", "_label", "_labels", "_seg", "_gt")
-_FOLDER_END = "_masks"
+# Words within the names of folders that tell masks, and images: ``masks_png`` and ``images_png``, ``ann_dir`` and
+# ``img_dir``, ``trainannot`` and ``train``. Of masks there are several: ``with_mask`` is a class.
+_OF_MASKS = re.compile(
+    r"(?<=.)[_-](annotations?|groundtruth|labels|masks)$|^(ann|anns|annotations|labels|masks)[_-]|(?<=[a-z])_?annot$"
+)
+_OF_IMAGES = re.compile(r"(?<=.)[_-](images|imgs)$|^(images|img|imgs)[_-]")
+_ANY_ENDS = (*_IMAGE_ENDS, *_ENDS_IN_FOLDERS)
 # Before all ends: a mask that is called as its image is.
 _SAME_NAME = -1
 # What the names of all masks have in them, and those of some other objects.
-_LIKELY = "(?i)ann|ground_?truth|gt|label|lbl|mask|seg|trimaps"
+_LIKELY = "(?i)ann|ground_?truth|gt|label|lbl|mask|seg|target|trimaps"
 # Photographs lie in the first, and masks in the second: what is written by the first has other values when it is read.
 _LOSSY, _LOSSLESS = frozenset({"jfif", "jpe", "jpeg", "jpg"}), frozenset({"bmp", "gif", "png", "tif", "tiff"})
 _FOLDERS_AT_HAND = 4096
@@ -499,7 +549,8 @@ class MaskPairs:
     """``images/1.jpg`` and ``masks/1.png``, and the other ways in which the two commonly lie side by side.
 
     Folders tell them apart (``images`` and ``masks`` at any depth, ``JPEGImages`` and ``SegmentationClass``,
-    ``leftImg8bit`` and ``gtFine``, ``train`` and ``train_masks``), or the ends of names (``1.tif`` and ``1_mask.tif``).
+    ``leftImg8bit`` and ``gtFine``, ``train`` and ``train_masks``, ``img_dir`` and ``ann_dir``), or the ends of names
+    (``1.tif`` and ``1_mask.tif``).
     What is left of the two names is the same; a mask whose whole name is that of an image goes before others. The
     first folder that is left is the class; where all of them are called as splits are, it is the split, and the
     second is the class. An image without a mask is a sample without one, but in the layout of Pascal VOC, where it
@@ -537,7 +588,8 @@ class MaskPairs:
         is_divided = bool(firsts) and all(map(is_split, firsts))
         of_classes = [pair.inner if is_divided else pair.folder for pair in pairs]
         folders = tuple(sorted({*of_classes} - {""}))
-        table_of_classes = _table_of_classes(store, entries, folders)
+        named = _table_of_classes(store, entries)
+        table_of_classes = named if set(folders) <= set(named) else ()
         classes = table_of_classes or folders
         number = {name: index for index, name in enumerate(classes)}
         names = pa.array([pair.image.object for pair in pairs], pa.string())
@@ -600,7 +652,8 @@ def pairs_of(entries: Iterable[Entry]) -> list[Pair]:
 def twin_folders(entries: Sequence[Entry]) -> tuple[str, str] | None:
     """Two folders whose names say nothing, and whose files look like images and their masks; None for all else.
 
-    There is no third folder, each photograph has a namesake in the other folder, and those are of lossless formats.
+    There is no third folder, each photograph has a namesake in the other folder, but for the ends that tell images
+    from masks, and those are of lossless formats.
     """
     stems, suffixes = dict[str, set[str]](), dict[str, set[str]]()
     for piece in Entries.of(entries).pieces():
@@ -609,7 +662,7 @@ def twin_folders(entries: Sequence[Entry]) -> tuple[str, str] | None:
             if not folder or len(stems) > 2 or not is_image(name):  # which may be a list that says what they are
                 return None
             stem, _, suffix = base.rpartition(".")
-            stems.setdefault(folder, set()).add(stem)
+            stems.setdefault(folder, set()).add(stem[: len(stem) - len(_end_of(stem, _ANY_ENDS))])
             suffixes.setdefault(folder, set()).add(suffix.lower())
     for images, masks in itertools.permutations(stems) if len(stems) == 2 else ():
         if suffixes[images] <= _LOSSY and suffixes[masks] <= _LOSSLESS and stems[images] == stems[masks]:
@@ -656,6 +709,12 @@ def _mask(entry: Entry | None) -> Mask:
     return NO_MASK if entry is None else Mask(entry.object, 0, entry.size, entry.etag)
 
 
+@lru_cache(1)
+def are_masks(folders: tuple[str, ...]) -> bool:
+    """Whether samples of the same names in these folders would be taken for images and their masks."""
+    return MaskPairs().claims([Entry(f"{folder}/0.png", 1, "") for folder in folders])
+
+
 def names_a_class(folder: str) -> bool:
     """Whether a folder of that name, of images or of masks, is taken for that of a class."""
     return "/" not in folder and _left_of(folder) == folder
@@ -698,20 +757,21 @@ def _mask_folders(folder: str) -> tuple[str, bool, bool, bool]:
     """What is left of a folder's path, whether masks or images lie there, and whether of some images alone."""
     parts = folder.split("/") if folder else []
     small = [part.lower() for part in parts]
-    is_mask = any(part in _MASK_FOLDERS or _is_of_masks(part) for part in small)
+    is_mask = any(part in _MASK_FOLDERS or _OF_MASKS.search(part) for part in small)
     left = [_left_of(part) for part in parts]
     path = "".join(f"{part}/" for part in left if part)
-    return path, is_mask, any(part in _IMAGE_FOLDERS for part in small), bool(_SOME_ONLY & set(small))
+    is_image = any(part in _IMAGE_FOLDERS or _OF_IMAGES.search(part) for part in small)
+    return path, is_mask, is_image, bool(_SOME_ONLY & set(small))
 
 
 def _left_of(part: str) -> str:
     if part.lower() in _IMAGE_FOLDERS or part.lower() in _MASK_FOLDERS:
         return ""
-    return part[: -len(_FOLDER_END)] if _is_of_masks(part.lower()) else part
-
-
-def _is_of_masks(part: str) -> bool:
-    return part.endswith(_FOLDER_END) and len(part) > len(_FOLDER_END)
+    found = _OF_MASKS.search(part.lower()) or _OF_IMAGES.search(part.lower())
+    if found is None:
+        return part
+    # What stands behind the word is a split or tells of the files.
+    return part[: found.start()] or (part[found.end() :] if is_split(part[found.end() :]) else "")
 
 
 def _sizes(store: Versioned, images: Sequence[Entry], before: ListedSamples | None) -> list[tuple[int, int]]:

@@ -43,11 +43,13 @@ __all__ = (
     "find_name",
     "folder_splits",
     "in_order",
+    "inner_splits",
     "is_split",
     "join_tables",
     "label_text",
     "named_columns",
     "no_class",
+    "no_classes",
     "refuse_labels",
     "require_one_kind",
     "scoring_splits",
@@ -366,6 +368,18 @@ def no_class(label: str) -> str:
     return f"a label is {label[:50]!r}, and {NO_CLASSES}"
 
 
+def no_classes(column: pa.ChunkedArray | pa.Array) -> str:
+    """What is said of labels that are no classes: texts that are lists, or numbers of which some are none of classes.
+
+    Args:
+        column: labels, null where a sample has none.
+    """
+    if not pa.types.is_string(column.type):
+        fraction = pc.not_equal(pc.floor(column), column)
+        column = column.filter(pc.or_(pc.or_(pc.less(column, 0), fraction), pc.is_inf(column)))
+    return no_class(str(column.drop_null()[0].as_py()))
+
+
 SOURCE = "frostline_source"
 """The column that says what a sample was called before it was first copied; what users call ``source`` is their own."""
 
@@ -537,6 +551,23 @@ def folder_splits(
     return {}
 
 
+def inner_splits(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The split of each folder within those of classes that is one; empty where none is.
+
+    They are some where each of several classes has one to train on, and there is one to score: what is scored would
+    else be trained on.
+
+    Args:
+        pairs: pairs of first and second folder that there are; the second is empty where there is none.
+    """
+    inner: dict[str, set[str]] = {}
+    for first, second in pairs:
+        inner.setdefault(first, set()).add(second)
+    splits = {name: name.lower() for names in inner.values() for name in names if is_split(name)}
+    are_all = len(inner) > 1 and all(training_split(names) is not None for names in inner.values())
+    return splits if are_all and are_divided(splits.values()) else {}
+
+
 def splits_of(files: Sequence[str]) -> dict[str, str] | None:
     """The split of each file that says one, where the files say at least two: those that say none are in none.
 
@@ -596,7 +627,8 @@ _KEY_FOLDERS = "^(?:(?P<first>[^/]*)/)?(?:(?P<second>[^/]*)/)?"
 def divided_by_keys(tables: Sequence[pa.Table], shards: Sequence[str], said: str) -> tuple[list[pa.Table], bool]:
     """The tables with the splits that the first folders of keys are, as in ``train/cat/1.jpg``, and whether any is.
 
-    The second folder then says the label where the first would have.
+    The second folder then says the label where the first would have. The second may be the splits as well, as in
+    ``cat/train/1.jpg``, and says no label.
 
     Args:
         tables: samples of each shard.
@@ -608,10 +640,16 @@ def divided_by_keys(tables: Sequence[pa.Table], shards: Sequence[str], said: str
     folders = [(pc.struct_field(parts, "first"), pc.struct_field(parts, "second")) for parts in found]
     firsts = {name for first, _ in folders for name in pc.unique(first).to_pylist()}
     pairs = partial(_pairs_of, folders)
-    splits = {} if SPLIT in {name for table in tables for name in table.column_names} else folder_splits(firsts, pairs)
-    if not splits:
+    if SPLIT in {name for table in tables for name in table.column_names}:
         return list(tables), False
-    return [_divided(table, *both, splits, said) for table, both in zip(tables, folders, strict=True)], True
+    if splits := folder_splits(firsts, pairs):
+        return [_divided(table, *both, splits, said) for table, both in zip(tables, folders, strict=True)], True
+    seconds = {name for _, second in folders for name in pc.unique(second).to_pylist()}
+    inner = inner_splits(pairs()) if training_split(seconds - {None}) is not None else {}
+    if not inner:
+        return list(tables), False
+    each = [pa.array([inner.get(name) for name in second.to_pylist()], pa.string()) for _, second in folders]
+    return [table.append_column(SPLIT, column) for table, column in zip(tables, each, strict=True)], True
 
 
 def _pairs_of(folders: Iterable[tuple[pa.Array, pa.Array]]) -> set[tuple[str, str]]:

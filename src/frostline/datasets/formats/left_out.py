@@ -1,6 +1,7 @@
 """What of a data set is no sample: objects, rows and columns that are named and counted instead of dropped."""
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ __all__ = (
     "OBJECTS_LEFT",
     "ROWS",
     "LeftOut",
+    "are_hidden",
     "describe_left_out",
+    "is_hidden",
     "json_of",
     "log_left_out",
     "objects_left_out",
@@ -40,6 +43,9 @@ _LOG = logging.getLogger("frostline")
 _OWN = ".frostline/"
 # Formats whose files are known by their suffix: where another format was taken, they may be what was meant.
 _READ_BY = {".arrow": "arrow", ".parquet": "parquet", ".tar": "webdataset"}
+# What starts with a dot, and folders that macOS, Windows, Synology's file servers and file systems keep beside what
+# people put there: thumbnails, resources and what was deleted, under the names of the samples.
+_HIDDEN = r"(?i)(^|/)(\.|(__macosx|@eadir|#recycle|\$recycle\.bin|system volume information|lost\+found)/)"
 # The suffix of a name, as formats take it.
 _SUFFIX = r"[^/](?P<suffix>\.[^./]*)$"
 
@@ -65,6 +71,16 @@ class LeftOut(NamedTuple):
         more = ", …" if self.total > len(self.names) else ""
         plural = "" if self.total == 1 else "s"
         return f"{self.total:,} {self.what}{plural} {self.reason} ({', '.join(self.names)}{more})"
+
+
+def is_hidden(name: str) -> bool:
+    """Whether an object is none of a format: a part of its name starts with a dot, or a system keeps it in a folder."""
+    return re.search(_HIDDEN, name) is not None
+
+
+def are_hidden(names: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """``is_hidden`` of each name, in one look at all of them."""
+    return pc.match_substring_regex(names, _HIDDEN)
 
 
 def of_names(what: str, reason: str, names: Sequence[str], object: str = "") -> tuple[LeftOut, ...]:
@@ -165,12 +181,12 @@ def objects_left_out(
 
 def _by_reason(objects: pa.Array, format: str, of_samples: Sequence[str]) -> Iterator[LeftOut]:
     suffixes = pc.utf8_lower(pc.fill_null(pc.struct_field(pc.extract_regex(objects, _SUFFIX), "suffix"), ""))
-    is_hidden = _mask(pc.or_(pc.starts_with(objects, "."), pc.match_substring(objects, "/.")))
+    hidden = _mask(are_hidden(objects))
     is_sample = _mask(pc.is_in(suffixes, value_set=pa.array(of_samples)))
-    is_table = _mask(pc.is_in(suffixes, value_set=pa.array(FILE_SUFFIXES))) & ~is_hidden
-    yield from _named("with a hidden name", objects, is_hidden)
+    is_table = _mask(pc.is_in(suffixes, value_set=pa.array(FILE_SUFFIXES))) & ~hidden
+    yield from _named("with a hidden name", objects, hidden)
     is_loose = ~_mask(pc.match_substring(objects, "/"))
-    is_beside = is_sample & ~is_hidden
+    is_beside = is_sample & ~hidden
     if format == "folders":
         yield from _named("in no class folder", objects, is_beside & is_loose)
         is_beside &= ~is_loose
@@ -180,7 +196,7 @@ def _by_reason(objects: pa.Array, format: str, of_samples: Sequence[str]) -> Ite
         yield from _named(f"that the format {format} has no place for, and --format {other} reads", objects, of_other)
         is_beside &= ~of_other
     yield from _named(f"that the format {format} has no place for", objects, is_beside)
-    others = ~is_hidden & ~is_sample & ~is_table
+    others = ~hidden & ~is_sample & ~is_table
     for suffix in sorted(set(suffixes.filter(pa.array(others)).to_pylist())):
         of_suffix = others & _mask(pc.equal(suffixes, suffix))
         reason = f"with the suffix {suffix}, which is not read" if suffix else "without a suffix"

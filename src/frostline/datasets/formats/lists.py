@@ -27,7 +27,6 @@ from frostline.datasets.formats.base import (
     column_at,
     column_paths,
     digest_of,
-    is_hidden,
     is_list,
     label_column,
     nested_names,
@@ -51,7 +50,7 @@ from frostline.datasets.formats.labels import (
     splits_of,
     text_label,
 )
-from frostline.datasets.formats.left_out import COLUMNS_LEFT, OBJECTS_LEFT, ROWS, LeftOut, of_names
+from frostline.datasets.formats.left_out import COLUMNS_LEFT, OBJECTS_LEFT, ROWS, LeftOut, is_hidden, of_names
 from frostline.datasets.formats.ranges import is_parquet, list_columns, open_parquet, read_columns
 from frostline.datasets.formats.tables import is_label, is_scalar, omissions_of_table, plain_column
 from frostline.stores.protocols import Entry, ObjectStore
@@ -559,7 +558,7 @@ class AnnotatedFolders(ClassFolderFormat):
         return _annotated(found, store, entries, lists, takes_labels=not says_classes)
 
 
-_RULE = "frostline annotated folders 4"
+_RULE = "frostline annotated folders 5"
 
 
 def _may_annotate(entry: Entry) -> bool:

@@ -20,9 +20,9 @@ from frostline.datasets.formats.base import (
     column_of,
     holds_binary,
     in_json,
-    is_hidden,
     is_text,
 )
+from frostline.datasets.formats.left_out import is_hidden
 from frostline.stores.protocols import Entry, Versioned, is_other_version
 
 __all__ = (

@@ -29,7 +29,7 @@ from frostline.core.config import cache_folder
 from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound
 from frostline.core.files import lock, make_private_file, make_private_folder, open_private
 from frostline.core.units import in_bytes
-from frostline.datasets.formats.base import TARGET_COLUMNS, ListedSamples, digest_of, is_hidden, is_hidden_member
+from frostline.datasets.formats.base import TARGET_COLUMNS, ListedSamples, digest_of, is_hidden_member
 from frostline.datasets.formats.folders import (
     IMAGE_SUFFIXES,
     KINDS,
@@ -54,7 +54,7 @@ from frostline.datasets.formats.labels import (
     text_label,
     with_splits,
 )
-from frostline.datasets.formats.left_out import COLUMNS_LEFT, KEYS, LeftOut, of_names, sum_left_out
+from frostline.datasets.formats.left_out import COLUMNS_LEFT, KEYS, LeftOut, is_hidden, of_names, sum_left_out
 from frostline.datasets.formats.ranges import ObjectRanges
 from frostline.datasets.formats.tables import SAID, finish_table, is_scalar, known_parts, read_back, with_partitions
 from frostline.stores.local import FolderStore, base_url, error_of_system
@@ -425,7 +425,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 11"
+_RULE = "frostline webdataset 12"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Kinds of members of keys that have no sample.
