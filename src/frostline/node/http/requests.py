@@ -229,11 +229,11 @@ class Turns:
         """Run a call once it is the asker's turn, and return what it returns.
 
         Args:
-            asker: whoever asks, such as the name of a tenant.
+            asker: key of who asks, such as the name of a tenant.
             call: call to run.
 
         Raises:
-            Overloaded: Over a thousand calls of the asker wait already.
+            Overloaded: The asker has over a thousand calls that wait already.
         """
         line = self._lines.setdefault(asker, _Line())
         if line.count >= _MAX_IN_LINE:
