@@ -13,6 +13,8 @@ import threading
 from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
 from html import unescape
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import anyio
 import httpx
@@ -26,11 +28,13 @@ from starlette.testclient import TestClient
 import frostline as fl
 from frostline.control.messages import Bottleneck, ControlledStage, JobActivity, PlanOutline
 from frostline.control.shares import Amounts
+from frostline.core.audit import AuditLog
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import Overloaded, Unauthenticated
 from frostline.node import Node
 from frostline.node.http.app import make_app
 from frostline.node.http.connection_guard import Rounds
+from frostline.node.http.operations import TrainingRoutes
 from frostline.node.http.pages import Dashboard, LiveAnswers
 from frostline.node.http.requests import MadeOnce, Turns
 from support.browser import a_browser
@@ -520,6 +524,38 @@ def test_answers_that_nobody_reads_are_few_and_end(monkeypatch):
             for answer in held:
                 group.start_soon(answer, {}, None, send)
         (await live.answer(asked("*/*"), "cat")).end()
+
+    anyio.run(run)
+
+
+def test_results_that_nobody_reads_are_few_and_end(tmp_path):
+    result = tmp_path / "result"
+    result.write_bytes(bytes(100_000))
+    trainings = Mock(result=lambda name, account: result.open("rb"))
+    limiter = anyio.CapacityLimiter(2)
+    routes = TrainingRoutes(
+        trainings, limiter, ask=lambda asks: asks["who"], length=None, chunks=None, audit=AuditLog(None)
+    )
+
+    def one(name):
+        scope = {"type": "http", "method": "GET", "path_params": {"id": "a"}, "who": SimpleNamespace(name=name)}
+        return routes.one(Request(scope))
+
+    async def run():
+        held = [await one("ann") for _ in range(16)]
+        with pytest.raises(Overloaded, match="16 results are being sent to you"):
+            await one("ann")
+        held.append(await one("bob"))
+        viewer = Viewer()
+        sent = []
+
+        async def send(message):
+            sent.append(message.get("body", b""))
+
+        for answer in held:
+            await answer({"type": "http"}, viewer.receive, send)
+        assert b"".join(sent) == bytes(100_000 * 17)
+        await (await one("ann"))({"type": "http"}, viewer.receive, send)
 
     anyio.run(run)
 

@@ -540,7 +540,7 @@ def _routes(service: "_Service") -> Iterator[Route]:
             summary="Fetch the result, once the training has ended. The last few are kept.",
             parameters=(_TRAINING,),
             answers={200: Body(said="A safetensors file of trained parameters and buffers.", others={BINARY: ""})},
-            refusals=(Forbidden, UnknownTraining),
+            refusals=(Forbidden, UnknownTraining, Overloaded),
         ),
         delete=Endpoint(
             name="endTraining",
