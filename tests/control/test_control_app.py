@@ -15,13 +15,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
+import anyio
 import httpx
 import pytest
 
-from frostline.control.app import ControlPlane
+from frostline.control.app import ControlPlane, make_control_app
 from frostline.control.messages import ControlAnswer, ControlledStage
 from frostline.control.settings import read_control_settings
 from frostline.control.shares import Amounts
+from frostline.control.state import ControlState
+from frostline.control.store import RecordStore
 from frostline.core.errors import SettingError
 from frostline.wire.connection import address_of
 from support.control_planes import Clock, control_plane
@@ -75,6 +78,40 @@ def settled(url, stages, token=None):
     for _ in range(4):
         shares = [exchange(url, stage, token) for stage in stages]
     return shares
+
+
+def test_reports_of_one_tenant_do_not_wait_for_all_of_another(tmp_path, monkeypatch):
+    order, plain = [], ControlPlane.receive
+
+    def slow(plane, tenant, report):
+        time.sleep(0.003)
+        order.append(tenant)
+        return plain(plane, tenant, report)
+
+    monkeypatch.setattr(ControlPlane, "receive", slow)
+    config = tmp_path / "control.toml"
+    config.write_text(TENANTS)
+    settings = read_control_settings(config)
+
+    async def run():
+        with closing(RecordStore(tmp_path / "plane.state")) as store:
+            app = make_control_app(ControlPlane(ControlState(settings, now_s=0.0), store))
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client:
+
+                async def report(tenant, number):
+                    body = ControlledStage(stage=f"s{number}", job="a").report(Amounts()).to_json()
+                    headers = {"Authorization": f"Bearer {tenant}-token"}
+                    assert (await client.post("/v1/stages", json=body, headers=headers)).status_code == 200
+
+                async with anyio.create_task_group() as group:
+                    for number in range(40):
+                        group.start_soon(report, "ann", number)
+                    group.start_soon(report, "bob", 0)
+
+    anyio.run(run)
+    assert order.index("bob") <= 3
+    assert len(order) == 41
 
 
 def test_it_divides_and_survives_a_kill(tmp_path):

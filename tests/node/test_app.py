@@ -5,6 +5,9 @@ The node over HTTP, in this process: routes, refusals, and the description again
 The node's description of itself says of every field what it means.
 """
 
+import time
+import tracemalloc
+
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -15,9 +18,11 @@ from starlette.testclient import TestClient
 
 from frostline.control.embedded import control_routes, embedded_settings
 from frostline.core.config import NodeSettings
+from frostline.core.declared import PARSED_BYTES
 from frostline.core.errors import BadRequest
 from frostline.node import Node
 from frostline.node.http.app import describe_node, make_app
+from frostline.node.http.requests import parsed_json
 from frostline.preprocess import DecodeAudio, NamedInputs, ReadArray, Tokenize
 from frostline.preprocess.spec import step_to_json
 from frostline.wire.messages import PROTOCOL_HEADER, fields_of_patch
@@ -113,6 +118,25 @@ def test_a_request_that_is_too_long_is_refused_before_it_is_parsed(client):
 @pytest.mark.parametrize("body", [b"", b"{", b"[" * 50_000, b"[]", b'{"data": 1}', b"\xff"])
 def test_refuses_a_body_that_is_not_a_request(client, body):
     refused(client.post("/v1/features", content=body), 400, "BadRequest")
+
+
+def test_a_body_with_a_field_twice_is_refused_in_time_whatever_else_it_has():
+    began_s = time.thread_time()
+    body = ",".join(f'"{number}":0' for number in range(20_000)) + ',"x":0,"x":0'
+    with pytest.raises(BadRequest, match="the field 'x' twice"):
+        parsed_json(bytearray(f"{{{body}}}".encode()))
+    assert time.thread_time() - began_s < 1.0, "it took seconds, and four times as many with twice the fields"
+
+
+@pytest.mark.parametrize("piece", ["[" * 200 + "]" * 200, '{"":' * 200 + "0" + "}" * 200, '{"":0}', "[{}]", "[]"])
+def test_no_body_takes_more_memory_than_is_reserved_to_parse_it(piece):
+    body = bytearray(f'[{",".join([piece] * (400_000 // len(piece)))},"\U0001f600"]'.encode())
+    tracemalloc.start()
+    try:
+        parsed_json(body)
+        assert tracemalloc.get_traced_memory()[1] < (PARSED_BYTES - 1) * len(body)
+    finally:
+        tracemalloc.stop()
 
 
 def test_data_outside_the_roots_is_not_served(client, images):

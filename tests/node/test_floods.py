@@ -6,9 +6,11 @@ Each server is a process of its own with tenants, and nobody here has a token.
 import hashlib
 import json
 import select
+import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
@@ -210,3 +212,46 @@ def test_a_page_that_nobody_reads_is_not_made_again_and_again(server):
             peer.sendall(READY * 8)
         assert answers(url)
         assert resident(pid) - before < GROWTH + 100 * (256 << 10)
+
+
+@contextmanager
+def asking(url, asked, count):
+    """So many connections that send a request whenever the last one was answered, until the block ends."""
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for _ in range(count):
+            peer = stack.enter_context(socket.create_connection(address_of(url), timeout=5.0))
+            peer.sendall(asked)
+            selector.register(peer, selectors.EVENT_READ)
+        ended = threading.Event()
+
+        def ask():
+            while not ended.is_set():
+                for key, _ in selector.select(0.1):
+                    with suppress(OSError):
+                        key.fileobj.recv(1 << 16)
+                        key.fileobj.sendall(asked)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+def test_many_connections_that_keep_asking_shut_nobody_out(server):
+    """Each newcomer waited for a round of the event loop with all of theirs, behind each that came before it."""
+    _, url = server
+    with asking(url, HEAD + b"\r\n", 600):
+        until(partial(answers, url), 8.0)
+
+
+def test_requests_that_nobody_waits_for_make_no_node_unready(servers):
+    _, url = servers["node"]
+    for _ in range(1500):
+        with closing(socket.create_connection(address_of(url), timeout=5.0)) as peer:
+            peer.sendall(b"GET /v1/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    with closing(socket.create_connection(address_of(url), timeout=5.0)) as peer:
+        peer.sendall(b"GET /v1/ready HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert peer.recv(1 << 16).startswith(b"HTTP/1.1 200 ")

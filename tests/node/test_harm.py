@@ -29,6 +29,7 @@ from starlette.requests import Request
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.declared import PARSED_BYTES
 from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownTraining, UnsafeArtifact
 from frostline.core.files import FileCache
 from frostline.engines.graph_runner import leaf_values
@@ -334,13 +335,13 @@ def test_a_graph_that_needs_more_than_most_waits_for_no_memory(images, monkeypat
         first, second = (stack.enter_context(node.upload(name * 64, 1 << 20, ann)) for name in "12")
         first.begin()
         held = node.statistics().memory["work"].reserved_bytes
-        first.write((50_000).to_bytes(8, "little"))
-        assert node.statistics().memory["work"].reserved_bytes == held + 50_000 * 30 - 1000
+        first.write((30_000).to_bytes(8, "little"))
+        assert node.statistics().memory["work"].reserved_bytes == held + 30_000 * PARSED_BYTES - 1000
         second.begin()
         other = stack.enter_context(node.upload("3" * 64, (total // 2 - 1000) * 8 // 9, bob))
         other.begin()
         with pytest.raises(Overloaded, match="no memory for the prefix's graph"):
-            second.write((100_000).to_bytes(8, "little"))
+            second.write((60_000).to_bytes(8, "little"))
 
 
 def test_an_upload_without_memory_is_refused_and_frees_its_slot(images):

@@ -10,12 +10,16 @@ Changing tenants of a node on its page, by keyboard, in a real browser.
 import json
 import re
 import threading
+from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
 from html import unescape
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import anyio
 import httpx
 import pytest
+from anyio.lowlevel import checkpoint
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
@@ -24,11 +28,15 @@ from starlette.testclient import TestClient
 import frostline as fl
 from frostline.control.messages import Bottleneck, ControlledStage, JobActivity, PlanOutline
 from frostline.control.shares import Amounts
+from frostline.core.audit import AuditLog
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import Overloaded, Unauthenticated
 from frostline.node import Node
 from frostline.node.http.app import make_app
+from frostline.node.http.connection_guard import Rounds
+from frostline.node.http.operations import TrainingRoutes
 from frostline.node.http.pages import Dashboard, LiveAnswers
+from frostline.node.http.requests import MadeOnce, Turns
 from support.browser import a_browser
 from support.nodes import artifact_of, make_images, preprocess, request, served, small_network, until
 from support.pages import (
@@ -340,6 +348,120 @@ def test_too_many_viewers_are_given_it_once_or_refused_and_places_become_free():
     anyio.run(run)
 
 
+def test_each_tenant_is_sent_events_whatever_others_have_taken():
+    async def run():
+        live = LiveAnswers(Made(), max_viewers=2, period_s=0.01)
+        async with watching(live, "ann", 2), watching(live, "bob", 1) as [viewer]:
+            assert viewer.events()[0]["rights"] == "bob"
+            for tenant in ("ann", "bob"):
+                with pytest.raises(Overloaded, match="3 viewers are sent events already"):
+                    await live.answer(asked("text/event-stream"), tenant)
+        with pytest.raises(Overloaded):
+            await LiveAnswers(Made(), 0).answer(asked("text/event-stream"), "ann")
+
+    anyio.run(run)
+
+
+def test_calls_of_one_asker_wait_for_each_other_and_nobody_else_for_them():
+    async def run():
+        turns, order, go = Turns(1), [], threading.Event()
+
+        async def ask(asker):
+            await turns.run(asker, lambda: go.wait(30) and order.append(asker))
+
+        async with anyio.create_task_group() as group:
+            for _ in range(1024):
+                group.start_soon(ask, "ann")
+            await checkpoint()
+            group.start_soon(ask, "bob")
+            await checkpoint()
+            with pytest.raises(Overloaded, match="1,024 requests of yours wait already"):
+                await ask("ann")
+            go.set()
+        assert order.index("bob") <= 2
+        assert len(order) == 1025
+        await ask("ann")  # whose line is empty again
+
+    anyio.run(run)
+
+
+def test_what_one_tenant_asks_for_at_once_keeps_no_figures_from_another(tmp_path, monkeypatch):
+    settings = NodeSettings(memory_bytes=128 << 20, tenants=(tenant("ann"), tenant("bob")))
+    go, plain = threading.Event(), Node.statistics
+
+    def slow(node, account=None):
+        assert account.name == "bob" or go.wait(30)
+        return plain(node, account)
+
+    monkeypatch.setattr(Node, "statistics", slow)
+
+    async def run():
+        found, are_refused = [], anyio.Event()
+        with Node(settings, (tmp_path.as_uri(),)) as node:
+            transport = httpx.ASGITransport(make_app(node))
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as client:
+
+                async def ask(route):
+                    found.append((await client.get(route, headers=header("ann"))).status_code)
+                    if len(found) == 8:
+                        are_refused.set()
+
+                async with anyio.create_task_group() as group:
+                    for route in 20 * ["/v1/metrics", "/v1/statistics"]:
+                        group.start_soon(ask, route)
+                    with anyio.fail_after(30):
+                        await are_refused.wait()
+                        assert found == 8 * [429], "16 of each wait"
+                        for route in ("/v1/metrics", "/v1/statistics"):
+                            assert (await client.get(route, headers=header("bob"))).status_code == 200
+                    go.set()
+            assert Counter(found) == {429: 8, 200: 32}
+
+    anyio.run(run)
+
+
+def test_what_many_wait_for_is_made_once_more_for_all_of_them():
+    async def run():
+        made, go, found = [], anyio.Event(), []
+
+        async def make():
+            made.append(len(made))
+            await go.wait()
+            return made[-1]
+
+        once = MadeOnce(make)
+
+        async def get():
+            found.append(await once.get())
+
+        async with anyio.create_task_group() as group:
+            for _ in range(50):
+                group.start_soon(get)
+                await anyio.sleep(0.001)
+            go.set()
+        assert sorted(found) == [0, *[1] * 49]
+        assert await once.get() == 2
+
+    anyio.run(run)
+
+
+def test_each_asker_has_a_part_of_every_round_of_the_event_loop():
+    async def run():
+        rounds, gone_on = Rounds(2), []
+        assert [rounds.take("ann") for _ in range(3)] == [True, True, False]
+        for number in range(5):
+            rounds.wait("ann", lambda number=number: gone_on.append(number))
+        assert rounds.take("bob")
+        for count in (2, 4, 5):
+            await checkpoint()
+            assert len(gone_on) == count
+            assert rounds.take("bob"), "whatever waits of another"
+            assert not rounds.take("ann") or count == 5
+        assert gone_on == [0, 1, 2, 3, 4], "in their order"
+
+    anyio.run(run)
+
+
 def test_who_does_not_accept_events_is_given_json():
     async def run():
         answer = await LiveAnswers(Made()).answer(asked("*/*"), "all")
@@ -402,6 +524,38 @@ def test_answers_that_nobody_reads_are_few_and_end(monkeypatch):
             for answer in held:
                 group.start_soon(answer, {}, None, send)
         (await live.answer(asked("*/*"), "cat")).end()
+
+    anyio.run(run)
+
+
+def test_results_that_nobody_reads_are_few_and_end(tmp_path):
+    result = tmp_path / "result"
+    result.write_bytes(bytes(100_000))
+    trainings = Mock(result=lambda name, account: result.open("rb"))
+    limiter = anyio.CapacityLimiter(2)
+    routes = TrainingRoutes(
+        trainings, limiter, ask=lambda asks: asks["who"], length=None, chunks=None, audit=AuditLog(None)
+    )
+
+    def one(name):
+        scope = {"type": "http", "method": "GET", "path_params": {"id": "a"}, "who": SimpleNamespace(name=name)}
+        return routes.one(Request(scope))
+
+    async def run():
+        held = [await one("ann") for _ in range(16)]
+        with pytest.raises(Overloaded, match="16 results are being sent to you"):
+            await one("ann")
+        held.append(await one("bob"))
+        viewer = Viewer()
+        sent = []
+
+        async def send(message):
+            sent.append(message.get("body", b""))
+
+        for answer in held:
+            await answer({"type": "http"}, viewer.receive, send)
+        assert b"".join(sent) == bytes(100_000 * 17)
+        await (await one("ann"))({"type": "http"}, viewer.receive, send)
 
     anyio.run(run)
 

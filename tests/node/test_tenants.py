@@ -33,6 +33,7 @@ from frostline.control.state import ControlState
 from frostline.control.store import RecordStore
 from frostline.core.audit import AuditLog
 from frostline.core.config import ACTIONS, BATCHING, LoaderSettings, NodeSettings, TenantSettings
+from frostline.core.declared import PARSED_BYTES
 from frostline.core.errors import OverBudget, Overloaded, SettingError, Unauthenticated
 from frostline.core.tokens import FollowedFile
 from frostline.models.artifact import digest_of, write_prefix
@@ -302,7 +303,7 @@ def test_any_number_of_tenants_has_places_and_one_takes_half_of_them_at_most(ima
 def test_announced_bodies_leave_every_other_tenant_its_part(images):
     tenants = [tenant(name) for name in ("ann", "eve", "bob")]
     with node_for(images, *tenants, max_requests=64) as node, ExitStack() as stack:
-        largest = (node.statistics().memory["messages"].total_bytes // 2 - (1 << 20)) // 30
+        largest = (node.statistics().memory["messages"].total_bytes // 2 - (1 << 20)) // PARSED_BYTES
         for name in ("ann", "eve"):
             with suppress(Overloaded):
                 for _ in range(64):
@@ -310,7 +311,7 @@ def test_announced_bodies_leave_every_other_tenant_its_part(images):
         for _ in range(3):
             node.admit(8 << 10, node.identify(token_of("bob"))).close()
         with pytest.raises(OverBudget, match="ask for fewer samples"):
-            node.admit(node.statistics().memory["messages"].total_bytes // 30, node.identify(token_of("bob")))
+            node.admit(node.statistics().memory["messages"].total_bytes // PARSED_BYTES, node.identify(token_of("bob")))
 
 
 def test_cancels_an_answer_at_its_deadline(images):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ from frostline.control.store import RecordStore
 from frostline.core.config import LoaderSettings, NodeSettings, ServerTls, TlsFiles
 from frostline.core.errors import FrostlineError, NodeUnreachable, Refused, SettingError, Untrusted
 from frostline.node import Node
-from frostline.node.http.connection_guard import ConnectionLimits
+from frostline.node.http.connection_guard import ConnectionLimits, Rounds
 from frostline.node.http.server import AppServer, listen
 from frostline.node.process import start_node
 from frostline.wire.connection import address_of
@@ -385,6 +385,31 @@ def test_a_connection_that_says_nothing_after_tls_began_is_closed_in_time(images
         context.wrap_socket(plain, server_hostname="127.0.0.1") as peer,
     ):
         assert peer.recv(65_536).startswith(b"HTTP/1.1 408 ")
+
+
+def test_what_waits_for_its_round_is_answered_though_its_connection_has_ended(images, authority, files, monkeypatch):
+    monkeypatch.setattr(Rounds, "take", lambda self, asker: False)  # so that all that comes waits
+    came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = ssl.create_default_context(cafile=str(authority.ca)).wrap_bio(came, goes, server_hostname="127.0.0.1")
+    with node_with(images, files) as url, socket.create_connection(address_of(url), timeout=20) as peer:
+
+        def done(call):
+            while True:
+                try:
+                    return call()
+                except ssl.SSLWantReadError:
+                    peer.sendall(goes.read())
+                    came.write(peer.recv(65_536))
+
+        done(tls.do_handshake)
+        tls.write(b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with suppress(ssl.SSLWantReadError):
+            tls.unwrap()
+        assert done(lambda: tls.read(65_536)).startswith(b"HTTP/1.1 200 ")
+        with transport_to(url, known(authority)) as transport:
+            assert len(joined(transport.features(request(images, 1)))[0]) == 8
+            with pytest.raises(Refused):
+                transport.put_prefix("0" * 64, bytes(3 << 20))
 
 
 def test_many_connections_without_tls_do_not_shut_out_others(images, authority, files):

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
-from anyio import CapacityLimiter, to_thread
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -36,6 +35,7 @@ from frostline.node.http.requests import (
     METRICS_TYPE,
     REFUSALS,
     BodyReader,
+    Turns,
     address_of,
     body_length,
     check_parameters,
@@ -356,8 +356,8 @@ class _Routes:
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
-        self._thread = CapacityLimiter(1)
-        self._looking = CapacityLimiter(1)
+        self._deciding = Turns(1)
+        self._looking = Turns(1)
         self._body_reader = BodyReader(_MIN_BYTES_PER_S)
         self._live = LiveAnswers(self._viewed)
         self._metrics = LiveAnswers(self._measured, 0, media_type=METRICS_TYPE)
@@ -365,7 +365,7 @@ class _Routes:
     async def stages(self, request: Request) -> Response:
         tenant = self._asker(request)
         report = StageReport.from_json(await self._body(request, _MAX_BODY_BYTES, "report"))
-        answer = await to_thread.run_sync(self._plane.receive, tenant, report, limiter=self._thread)
+        answer = await self._deciding.run(tenant, partial(self._plane.receive, tenant, report))
         return json_response(answer.to_json())
 
     async def view(self, request: Request) -> ASGIApp:
@@ -389,16 +389,16 @@ class _Routes:
         return await self._metrics.answer(request, self._plane.rights(self._asker(request)))
 
     async def _viewed(self, asked: tuple[Rights, ViewPage]) -> bytes:
-        return await to_thread.run_sync(lambda: json_bytes(self._plane.view(*asked)), limiter=self._looking)
+        return await self._looking.run(asked[0], lambda: json_bytes(self._plane.view(*asked)))
 
     async def _measured(self, rights: Rights) -> bytes:
         whole = ViewPage(rows=sys.maxsize)
-        return await to_thread.run_sync(lambda: metrics_text(self._plane.view(rights, whole)), limiter=self._looking)
+        return await self._looking.run(rights, lambda: metrics_text(self._plane.view(rights, whole)))
 
     async def _change(self, request: Request, change: Callable[..., dict[str, Any]], *names: str) -> Response:
         by = self._asker(request)
         body = await self._body(request, MAX_PATCH_BYTES, "change")
-        return json_response(await to_thread.run_sync(partial(change, by, *names, body), limiter=self._thread))
+        return json_response(await self._deciding.run(by, partial(change, by, *names, body)))
 
     async def _body(self, request: Request, max_bytes: int, what: str) -> object:
         if body_length(request) > max_bytes:

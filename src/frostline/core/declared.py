@@ -7,7 +7,7 @@ class says what it means, under ``Attributes:``; the schema says the same.
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
@@ -28,6 +28,7 @@ from frostline.core.errors import BadRequest, SettingError
 from frostline.core.hints import suggest_names
 
 __all__ = (
+    "PARSED_BYTES",
     "Amount",
     "As",
     "Count",
@@ -41,9 +42,17 @@ __all__ = (
     "Sized",
     "Within",
     "check_declared",
+    "first_twice",
     "read_declared",
     "refuse_unknown_fields",
 )
+
+
+PARSED_BYTES = 50
+"""Bytes of Python objects per byte of JSON while it is parsed.
+
+In the worst case, lists within lists with a character beyond 16 bits among them, they are 48.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +191,7 @@ Digest = Annotated[str, Matching("[0-9a-f]{64}", "a SHA-256 in 64 small hexadeci
 
 Reader = Callable[[object, str], Any]
 T = TypeVar("T")
+N = TypeVar("N", bound=Hashable)
 _ANY_NUMBER, _ANY_SIZE = Within(), Sized()
 _KNOWN_SCHEMAS: Mapping[Any, Mapping[str, Any]] = {
     Any: {},
@@ -240,6 +250,19 @@ def refuse_unknown_fields(body: Mapping[str, Any], known: Iterable[str], what: s
         shown = unknown[0][:50]
         there_are = f": there are {', '.join(names)}" if names else ", and no other one"
         raise BadRequest(f"{what} has no field {shown!r}{suggest_names(shown, names) or there_are}")
+
+
+def first_twice(names: Iterable[N]) -> N | None:
+    """The first of some names that comes twice, in the order in which its second one comes; None if there is none.
+
+    The names may be a stranger's, as many as a body holds: it looks at each once.
+    """
+    seen: set[N] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 @cache

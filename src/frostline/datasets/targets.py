@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frostline.core.declared import first_twice
 from frostline.core.errors import DataError, SettingError
 from frostline.core.hints import suggest_names
 from frostline.datasets.formats.base import TARGET_COLUMNS, ManifestColumns, SelectedRows
@@ -110,7 +111,7 @@ def checked_targets(targets: Any) -> tuple[Declared | None, bool]:
             f"{targets!r}"
         )
     names = [_name(declared) for declared in targets]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = first_twice(names)
     if twice is not None:
         raise SettingError(f"targets names the column {twice!r} twice: name it once")
     return tuple(targets), False

@@ -20,6 +20,7 @@ from cachetools import LRUCache
 
 from frostline.batching import readable_bytes
 from frostline.core import REFERENCE, Cut, Levels
+from frostline.core.declared import PARSED_BYTES
 from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownPrefix, UnsafeArtifact
 from frostline.core.nouns import Closing
 from frostline.engines.protocols import Arrays, Engine, Footprint, PipelinedEngine, RunningBatch
@@ -391,12 +392,10 @@ class _Measured:
 
 # A growing buffer may be an eighth larger than its content.
 _GROWN = 9 / 8
-# Bytes of Python objects per byte of the graph's JSON.
-_PARSED = 30
 _MAX_PARSED = 64 << 20
 # Memory for a graph of two hundred kilobytes, reserved before it is seen, or half of a tenant's own part; one that has
 # more takes the rest then.
-_USUAL_PARSED = 6 << 20
+_USUAL_PARSED = 10 << 20
 _LENGTH = 8
 # Maximum seconds of each wait for memory. It is given out fairly, so an upload that never waited would get none on a
 # busy node. A client that asks before it sends waits for twenty seconds.
@@ -495,12 +494,12 @@ class Upload(Closing):
         self._held.close()
 
     def _check_graph(self, nbytes: int) -> None:
-        if nbytes <= self._length and nbytes * _PARSED > self._parsing:
+        if nbytes <= self._length and nbytes * PARSED_BYTES > self._parsing:
             raise OverBudget(
                 f"the prefix's graph has {readable_bytes(nbytes)} and this node reads up to "
-                f"{readable_bytes(self._parsing // _PARSED)}: start it with more --memory"
+                f"{readable_bytes(self._parsing // PARSED_BYTES)}: start it with more --memory"
             )
-        more_bytes = min(nbytes * _PARSED, self._parsing) - self._usual_parsed
+        more_bytes = min(nbytes * PARSED_BYTES, self._parsing) - self._usual_parsed
         if more_bytes > 0:
             memory = self._memory.take(more_bytes)
             if memory is None:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypedDict
 
 from frostline.batching import Allowance, Claim, readable_bytes
 from frostline.core.config import TenantSettings, with_ends
-from frostline.core.declared import Within
+from frostline.core.declared import PARSED_BYTES, Within
 from frostline.core.errors import (
     BadRequest,
     Forbidden,
@@ -546,14 +546,12 @@ def tenant_to_json(settings: TenantSettings) -> ChangedTenant:
     )
 
 
-# Bytes of Python objects per byte of JSON while it is parsed; the worst case, `{"":0},`, takes 27.
-_PARSED = 30
 # Bytes that stay per byte of JSON: a name of two letters takes 51 bytes, and four numbers take 32.
 _KEPT = 10
 # Memory for the part of an answer that is being sent, the request's own objects and its connection.
 _REQUEST_BYTES = 1 << 20
 # What is kept for a tenant without requests: enough for one of some hundred samples.
-_MIN_KEPT_BYTES = _REQUEST_BYTES + _PARSED * (32 << 10)
+_MIN_KEPT_BYTES = _REQUEST_BYTES + PARSED_BYTES * (32 << 10)
 
 
 class Admission(Closing):
@@ -647,7 +645,9 @@ class Gate:
         Raises:
             OverBudget: The body is too long.
         """
-        maximum = (self._memory.total_bytes - self._kept_bytes(len(self._accounts) - 1) - _REQUEST_BYTES) // _PARSED
+        maximum = (
+            self._memory.total_bytes - self._kept_bytes(len(self._accounts) - 1) - _REQUEST_BYTES
+        ) // PARSED_BYTES
         if body_bytes > maximum:
             raise OverBudget(
                 f"the request has {readable_bytes(body_bytes)} and this node reads up to {readable_bytes(maximum)}: "
@@ -675,7 +675,7 @@ class Gate:
             account.check(has_room=not self._work.is_full(account.name))
             if self._is_shut or not self._has_place(account):
                 return None
-            memory = self._taken(_REQUEST_BYTES + _PARSED * body_bytes, account)
+            memory = self._taken(_REQUEST_BYTES + PARSED_BYTES * body_bytes, account)
             if memory is None:
                 return None
             admission = Admission(self, memory, body_bytes, account)

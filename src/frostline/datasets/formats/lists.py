@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
+from frostline.core.declared import first_twice
 from frostline.core.errors import DataError
 from frostline.datasets.formats.base import (
     ListedSamples,
@@ -439,7 +440,7 @@ def _of_parquet(store: ObjectStore, entry: Entry) -> _Rows:
 
 
 def _check_names(entry: Entry, names: Sequence[str]) -> None:
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = first_twice(names)
     if twice is not None:
         raise DataError(f"{entry.object} has two columns called {twice!r}: give each its own name")
 

@@ -7,7 +7,6 @@ Lists of numbers in a column of Parquet as arrays, each as NumPy's ``save`` woul
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.lib import format as npy
 
+from frostline.core.declared import first_twice
 from frostline.core.errors import DataError, SettingError
 from frostline.datasets.formats.base import (
     COLUMNS,
@@ -634,8 +634,7 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
     Raises:
         DataError: no column can hold samples, or labels are targets of no kind; the sentence names the columns.
     """
-    found = Counter(path for path, _ in column_paths(schema)) + Counter({*schema.names} - {*dict(column_paths(schema))})
-    twice = next((name for name in (*schema.names, *found) if schema.names.count(name) > 1 or found[name] > 1), None)
+    twice = first_twice(schema.names) or first_twice(path for path, _ in column_paths(schema))
     if twice is not None:
         raise DataError(f"{object} has two columns called {twice!r}: give each its own name")
     columns = columns_of_schema(schema, column)

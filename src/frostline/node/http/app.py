@@ -56,6 +56,8 @@ from frostline.node.http.requests import (
     METRICS_TYPE,
     REFUSALS,
     BodyReader,
+    MadeOnce,
+    Turns,
     address_of,
     announced_bytes,
     body_length,
@@ -538,7 +540,7 @@ def _routes(service: "_Service") -> Iterator[Route]:
             summary="Fetch the result, once the training has ended. The last few are kept.",
             parameters=(_TRAINING,),
             answers={200: Body(said="A safetensors file of trained parameters and buffers.", others={BINARY: ""})},
-            refusals=(Forbidden, UnknownTraining),
+            refusals=(Forbidden, UnknownTraining, Overloaded),
         ),
         delete=Endpoint(
             name="endTraining",
@@ -600,6 +602,7 @@ def _routes(service: "_Service") -> Iterator[Route]:
             name="metrics",
             summary="The same for Prometheus.",
             answers={200: Body(said="Its text format.", others={"text/plain": ""})},
+            refusals=(Overloaded,),
         ),
     )
     yield openapi_route(describe_node)
@@ -618,8 +621,9 @@ class _Service:
         # A request may use two threads: one waits for its next batch while another closes it.
         self._threads = CapacityLimiter(2 * node.settings.max_requests + 8)
         # Requests for statistics need no admission, so they have threads of their own.
-        self._lookers = CapacityLimiter(_LOOKERS)
-        self._readiness = CapacityLimiter(_LOOKERS)
+        self._lookers = Turns(_LOOKERS)
+        self._readiness = MadeOnce(self._why_not_ready)
+        self._listers = CapacityLimiter(_LOOKERS)
         self._body_reader = BodyReader(node.settings.min_bytes_per_s)
         self.trainings = TrainingRoutes(
             node.trainings,
@@ -631,6 +635,7 @@ class _Service:
         )
         self.listings = ListingRoutes(node, self._threads, ask=self._asker, body_reader=self._body_reader)
         self._live = LiveAnswers(self._viewed)
+        self._metrics = LiveAnswers(self._measured, 0, media_type=METRICS_TYPE)
 
     async def health(self, request: Request) -> Response:
         return json_response(self._node.health(self._asker(request)).to_json())
@@ -638,9 +643,7 @@ class _Service:
     async def ready(self, request: Request) -> Response:
         """Say to everybody whether requests may come, and why not: 503 for whoever shares them out."""
         check_parameters(request)
-        why = _HANGS
-        with anyio.move_on_after(_LISTED_WITHIN_S):
-            why = await to_thread.run_sync(self._node.not_ready, limiter=self._readiness, abandon_on_cancel=True)
+        why = await self._readiness.get()  # for which nobody needs a token
         return json_response({"ready": not why, "why": why}, status=503 if why else 200)
 
     async def statistics(self, request: Request) -> ASGIApp:
@@ -652,11 +655,10 @@ class _Service:
             raise OverBudget(f"a change has at most {MAX_PATCH_BYTES:,} bytes")
         body = parsed_json(await self._body_reader.read_whole(request))
         change = partial(self._node.change_tenant, asker, request.path_params["name"], body)
-        return json_response(tenant_to_json(await to_thread.run_sync(change, limiter=self._lookers)))
+        return json_response(tenant_to_json(await self._lookers.run(asker, change)))
 
-    async def metrics(self, request: Request) -> Response:
-        statistics = await self._looked_up(self._asker(request))
-        return Response(metrics_text(statistics), media_type=METRICS_TYPE)
+    async def metrics(self, request: Request) -> ASGIApp:
+        return await self._metrics.answer(request, self._asker(request))
 
     async def prefix(self, request: Request) -> Response:
         account = self._asker(request)
@@ -724,13 +726,16 @@ class _Service:
         return json_response(profile.to_json())
 
     async def _viewed(self, account: Account) -> bytes:
-        return await to_thread.run_sync(
-            lambda: json_bytes(self._node.statistics(account).to_json()), limiter=self._lookers
-        )
-
-    async def _looked_up(self, account: Account) -> NodeStatistics:
         """The state of the node, read in a thread because the cache reads a file, which a slow disk could delay."""
-        return await to_thread.run_sync(self._node.statistics, account, limiter=self._lookers)
+        return await self._lookers.run(account, lambda: json_bytes(self._node.statistics(account).to_json()))
+
+    async def _measured(self, account: Account) -> bytes:
+        return await self._lookers.run(account, lambda: metrics_text(self._node.statistics(account)))
+
+    async def _why_not_ready(self) -> str:
+        with anyio.move_on_after(_LISTED_WITHIN_S):
+            return await to_thread.run_sync(self._node.not_ready, limiter=self._listers, abandon_on_cancel=True)
+        return _HANGS
 
     def _asker(self, request: Request) -> Account:
         """The account that asks, identified before anything else is read.

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -210,6 +210,56 @@ _TENANT = "frostline.tenant"
 _INSIDE = "frostline.inside"
 
 
+# Pieces of data of one asker, most of them requests, that are looked at in a round of the event loop.
+_IN_A_ROUND = 8
+
+
+class Rounds:
+    """Gives each asker a part of each round of the event loop, so that nobody waits for all that another sends.
+
+    Used only in the event loop's thread.
+
+    Args:
+        most: pieces of data of one asker that are looked at in a round.
+    """
+
+    def __init__(self, most: int = _IN_A_ROUND) -> None:
+        self._most = most
+        self._taken: Counter[str] = Counter()
+        self._waiting: dict[str, deque[Callable[[], None]]] = {}
+        self._is_begun = False
+
+    def take(self, asker: str) -> bool:
+        """Take a place in this round, and return whether there was one and nothing else of the asker waits."""
+        if asker in self._waiting or self._taken[asker] >= self._most:
+            return False
+        self._taken[asker] += 1
+        self._begin()
+        return True
+
+    def wait(self, asker: str, go_on: Callable[[], None]) -> None:
+        """Have a function called in one of the next rounds, behind what else of the asker waits."""
+        self._waiting.setdefault(asker, deque()).append(go_on)
+        self._begin()
+
+    def _begin(self) -> None:
+        if not self._is_begun:
+            self._is_begun = True
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        self._is_begun = False
+        self._taken.clear()
+        for asker, waiting in list(self._waiting.items()):
+            self._taken[asker] = min(self._most, len(waiting))
+            for _ in range(self._taken[asker]):
+                waiting.popleft()()
+            if not waiting:
+                del self._waiting[asker]
+        if self._taken:
+            self._begin()
+
+
 class Guarded(Hashable, Protocol):
     """A connection that may be closed for another."""
 
@@ -226,6 +276,7 @@ class Guards:
     Attributes:
         is_stopping: True if the server ends, so that answers that go on for ever are to end too.
         inside: URL at which processes of its own ask it; empty where they ask it as others do.
+        rounds: part of the event loop that each asker has.
         log: log that takes the place of uvicorn's.
     """
 
@@ -233,6 +284,7 @@ class Guards:
         self.limits = limits
         self.is_stopping = False
         self.inside = ""
+        self.rounds = Rounds()
         self.connections: ConnectionTable[Guarded] = ConnectionTable(limits)
         self.log = SeldomLog(LOG)
 
@@ -312,6 +364,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._limits = guards.limits
         self.logger = guards.log  # type: ignore[assignment]
         self._is_known = False
+        # Who shares the event loop with others: the tenant that asked last, or the address.
+        self._asker = ""
+        # What came and waits for its turn; nothing more is read meanwhile.
+        self._put_off = b""
+        self._is_at_end = False
         self._head_bytes = 0
         self._is_in_head = True
         # Why the parser was ended: a status line, and what was wrong.
@@ -329,7 +386,9 @@ class GuardedProtocol(HttpToolsProtocol):
         """See ``asyncio.BaseProtocol``."""
         super().connection_made(transport)
         self._begin_head()
-        gone = self._guards.connections.enter(self, self.loop.time(), place_of(self.client))
+        place = place_of(self.client)
+        self._asker = f"from {place}"
+        gone = self._guards.connections.enter(self, self.loop.time(), place)
         if gone is not None:
             gone.turn_away()
 
@@ -360,7 +419,33 @@ class GuardedProtocol(HttpToolsProtocol):
         """See ``asyncio.Protocol``."""
         if self._is_ending or self._is_last():
             self._let_by(len(data))
+        elif self._put_off or not self._guards.rounds.take(self._asker):
+            self._put_it_off(data)
+        else:
+            self._look_at(data)
+
+    def _put_it_off(self, data: bytes) -> None:
+        """Keep what came until it is its asker's turn, and read nothing more meanwhile."""
+        self._unset_keepalive_if_required()
+        if not self._put_off:
+            self.transport.pause_reading()
+            self._guards.rounds.wait(self._asker, self._go_on)
+        self._put_off += data
+
+    def _go_on(self) -> None:
+        data, self._put_off = self._put_off, b""
+        if self.transport.is_closing():
             return
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+        if self._is_ending or self._is_last():
+            self._let_by(len(data))
+        else:
+            self._look_at(data)
+        if self._is_at_end and not self.eof_received():
+            self.transport.close()
+
+    def _look_at(self, data: bytes) -> None:
         if self._is_in_head:
             self._head_bytes += len(data)
         self._unset_keepalive_if_required()
@@ -380,6 +465,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
         Who goes while an answer comes is gone.
         """
+        if self._put_off:  # its end is looked at behind it
+            self._is_at_end = True
+            return True
         cycle: RequestResponseCycle | None = self.cycle
         if self._is_ending or cycle is None or cycle.response_complete or cycle.more_body:
             return False
@@ -519,6 +607,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _recognised(self, tenant: str) -> None:
         self._is_known = True
+        self._asker = f"tenant {tenant}"
         self._guards.connections.note_tenant(self, tenant)
 
     def _is_stopping(self) -> bool:
@@ -535,7 +624,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _late(self) -> None:
-        if self.flow.read_paused:  # what is late has come, and waits to be read
+        if self.flow.read_paused or self._put_off:  # what is late has come, and waits to be read
             self._head_timer = self.loop.call_later(self._limits.head_s, self._late)
             return
         what = f"closed a connection that sent no whole head within {self._limits.head_s:g} s"

@@ -5,6 +5,7 @@ Both stream what their process says, and end it with its client; behind a listin
 
 import os
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -13,12 +14,12 @@ from typing import IO, Any, TypeVar
 import anyio
 from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
 from frostline.core.audit import AuditLog
-from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Refused
+from frostline.core.errors import BadRequest, FrostlineError, OverBudget, Overloaded, Refused
 from frostline.node.http.connection_guard import inside_url
 from frostline.node.http.description import BINARY
 from frostline.node.http.requests import BodyReader, address_of, body_length, json_response, parsed_json
@@ -40,7 +41,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 LINES = "application/x-ndjson"
 """The media type of lines of JSON."""
 
-_PIECE = 256 << 10
+_PIECE = 64 << 10
+# Results that one tenant fetches at once: each holds a file and some pieces until its reader has them.
+_MAX_FETCHED = 16
 # Seconds without a byte taken after which a reader has gone.
 _SILENCE_S = 30.0
 # Seconds between empty lines, which show clients and proxies that the training is alive.
@@ -77,6 +80,7 @@ class TrainingRoutes:
         self._ask = ask
         self._length = length
         self._chunks = chunks
+        self._fetched: Counter[str] = Counter()
 
     async def begin(self, request: Request) -> ASGIApp:
         """Receive a head and start its training."""
@@ -106,7 +110,7 @@ class TrainingRoutes:
         if failure is not None:
             raise failure
 
-    async def one(self, request: Request) -> Response:
+    async def one(self, request: Request) -> ASGIApp:
         """Fetch the trained tensors, or end a training."""
         account = self._ask(request)
         self._trainings.check()
@@ -114,9 +118,28 @@ class TrainingRoutes:
         if request.method == "DELETE":
             is_running = await _run(self._threads, self._trainings.stop, name, account)
             return json_response({"id": name}, status=202 if is_running else 200)
-        file = await _run(self._threads, self._trainings.result, name, account)
-        length = os.fstat(file.fileno()).st_size
-        return StreamingResponse(_pieces(file), media_type=BINARY, headers={"Content-Length": str(length)})
+        if self._fetched[account.name] >= _MAX_FETCHED:
+            raise Overloaded(f"{_MAX_FETCHED} results are being sent to you already: ask again", retry_after_s=1.0)
+        self._fetched[account.name] += 1
+        try:
+            file = await _run(self._threads, self._trainings.result, name, account)
+        except BaseException:
+            self._fetched -= Counter({account.name: 1})
+            raise
+        return self._fetch(file, account)
+
+    def _fetch(self, file: IO[bytes], account: Account) -> ASGIApp:
+        length = str(os.fstat(file.fileno()).st_size)
+        sending = StreamingResponse(_pieces(file), media_type=BINARY, headers={"Content-Length": length})
+
+        async def send_it(scope: Scope, receive: Receive, send: Send) -> None:
+            with file:
+                try:
+                    await sending(scope, receive, send)
+                finally:
+                    self._fetched -= Counter({account.name: 1})
+
+        return send_it
 
 
 class OperationResponse:
@@ -245,11 +268,10 @@ def _token(request: Request) -> str | None:
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    with file:
-        place = 0  # not the file's own position, which other readers share
-        while piece := os.pread(file.fileno(), _PIECE, place):
-            place += len(piece)
-            yield piece
+    place = 0  # not the file's own position, which other readers share
+    while piece := os.pread(file.fileno(), _PIECE, place):
+        place += len(piece)
+        yield piece
 
 
 _MAX_BODY = 64 << 10

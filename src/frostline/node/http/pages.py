@@ -87,7 +87,7 @@ EVENTS = {
 """That media type, and what comes in it, for a description."""
 
 MAX_VIEWERS = 16
-"""Viewers of a server that are sent events. Each holds one connection, of at least a hundred that servers have."""
+"""Viewers of a server that are sent events, beside one of each tenant that has none. Each holds one connection."""
 
 _PERIOD_S = 1.0
 # Answers that are being sent at once, and those of one tenant. Each has a few megabytes at most.
@@ -129,16 +129,17 @@ class LiveAnswers(Generic[R]):
         self._max_viewers = max_viewers
         self._period_s = period_s
         self._views: dict[R, _View] = {}
-        self._viewers = 0
+        self._viewers: Counter[Hashable] = Counter()
 
     @property
     def viewers(self) -> int:
         """The number of viewers that are sent events now."""
-        return self._viewers
+        return self._viewers.total()
 
-    def is_full(self) -> bool:
-        """Whether no further viewer is sent events."""
-        return self._viewers >= self._max_viewers
+    def is_full(self, asker: Hashable) -> bool:
+        """Whether no further viewer of a tenant is sent events: each has one, whatever others have."""
+        is_first = bool(self._max_viewers) and not self._viewers[asker]
+        return self.viewers >= self._max_viewers and not is_first
 
     async def answer(
         self, request: Request, rights: R, asker: Hashable = None, *, again: Callable[[], R] | None = None
@@ -150,20 +151,20 @@ class LiveAnswers(Generic[R]):
         Args:
             request: request, whose ``Accept`` is looked at.
             rights: rights of who asks; equal ones see the same.
-            asker: tenant whose answers are counted together; by default all who have these rights.
+            asker: tenant whose viewers and answers are counted together; by default all who have these rights.
             again: function that gives the rights that who asked has now, or raises; events end once these are others.
 
         Raises:
             Overloaded: Too many viewers or answers are open already, or the client accepts nothing but events.
         """
         accepted = request.headers.get("accept", "")
-        if _EVENT_STREAM in accepted and not self.is_full():
-            self._viewers += 1
-            return _Events(self, rights, again or (lambda: rights))
-        if _EVENT_STREAM in accepted and "application/json" not in accepted:
-            sentence = f"{self._viewers} viewers are sent events already: ask for JSON each second instead"
-            raise Overloaded(sentence, retry_after_s=self._period_s)
         asker = rights if asker is None else asker
+        if _EVENT_STREAM in accepted and not self.is_full(asker):
+            self._viewers[asker] += 1
+            return _Events(self, rights, again or (lambda: rights), partial(self._leave, asker))
+        if _EVENT_STREAM in accepted and "application/json" not in accepted:
+            sentence = f"{self.viewers} viewers are sent events already: ask for JSON each second instead"
+            raise Overloaded(sentence, retry_after_s=self._period_s)
         most = _MAX_OF_ASKER if self._answers.total() < _MAX_ANSWERS else 1  # which nobody takes from anybody
         if self._answers[asker] >= most:
             raise Overloaded("too many answers of this kind are being read: ask again", retry_after_s=self._period_s)
@@ -213,9 +214,9 @@ class LiveAnswers(Generic[R]):
         finally:
             self._left(view, rights)
 
-    def leave(self) -> None:
+    def _leave(self, asker: Hashable) -> None:
         """Count a viewer as gone."""
-        self._viewers -= 1
+        self._viewers -= Counter({asker: 1})
 
     async def _next(self, view: "_View", rights: R, after_s: float) -> tuple[float, bytes]:
         """Wait until a second after ``after_s``, and take what another viewer has had made since, or have it made."""
@@ -282,10 +283,11 @@ def _accepts_gzip(request: Request) -> bool:
 class _Events(Generic[R]):
     """An ASGI application that sends events until its viewer disconnects, or may see this no more."""
 
-    def __init__(self, live: LiveAnswers[R], rights: R, again: Callable[[], R]) -> None:
+    def __init__(self, live: LiveAnswers[R], rights: R, again: Callable[[], R], leave: Callable[[], None]) -> None:
         self._live = live
         self._rights = rights
         self._again = again
+        self._leave = leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -294,7 +296,7 @@ class _Events(Generic[R]):
                 await self._send(scope.get("state", {}), send)
                 group.cancel_scope.cancel()
         finally:
-            self._live.leave()
+            self._leave()
 
     async def _send(self, state: dict[str, Any], send: Send) -> None:
         """Send events. If this returns before the last piece, the server breaks the connection."""

@@ -10,11 +10,11 @@ import math
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
 from frostline.core.audit import AuditLog
-from frostline.core.declared import refuse_unknown_fields
+from frostline.core.declared import first_twice, refuse_unknown_fields
 from frostline.core.errors import (
     AccessDenied,
     AnswerDamaged,
@@ -46,7 +46,9 @@ __all__ = (
     "REFUSALS",
     "AskedByName",
     "BodyReader",
+    "MadeOnce",
     "OwnNames",
+    "Turns",
     "address_of",
     "announced_bytes",
     "body_length",
@@ -142,9 +144,7 @@ def parsed_json(body: bytearray) -> object:
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise BadRequest(f"the body has the field {twice[:50]!r} twice")
+        raise BadRequest(f"the body has the field {str(first_twice(name for name, _ in pairs))[:50]!r} twice")
     return found
 
 
@@ -160,7 +160,7 @@ def check_parameters(request: Request, known: Iterable[str] = ()) -> None:
     """
     names = [name for name, _ in request.query_params.multi_items()]
     refuse_unknown_fields(dict.fromkeys(names), known, "the address")
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = first_twice(names)
     if twice is not None:
         raise BadRequest(f"the address has the field {twice!r} twice")
 
@@ -206,6 +206,75 @@ def json_bytes(value: Any) -> bytes:
 def error_response(error: FrostlineError) -> Response:
     """Make the response for an error."""
     return json_response(error_to_json(error), status=status_of(error), headers=retry_after(error))
+
+
+# Calls of one asker that wait for their turn. What waits longer than a few hundred others is asked for again meanwhile.
+_MAX_IN_LINE = 1024
+
+
+class Turns:
+    """Runs calls in a few threads, one of each asker at a time, so that nobody waits behind all that another asks for.
+
+    Used only in the event loop's thread.
+
+    Args:
+        threads: maximum number of calls that run at once.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._threads = CapacityLimiter(threads)
+        self._lines: dict[Hashable, _Line] = {}
+
+    async def run(self, asker: Hashable, call: Callable[[], T]) -> T:
+        """Run a call once it is the asker's turn, and return what it returns.
+
+        Args:
+            asker: key of who asks, such as the name of a tenant.
+            call: call to run.
+
+        Raises:
+            Overloaded: The asker has over a thousand calls that wait already.
+        """
+        line = self._lines.setdefault(asker, _Line())
+        if line.count >= _MAX_IN_LINE:
+            raise Overloaded(f"{line.count:,} requests of yours wait already: ask again later", retry_after_s=1.0)
+        line.count += 1
+        try:
+            async with line.turn:
+                return await to_thread.run_sync(call, limiter=self._threads)
+        finally:
+            line.count -= 1
+            if not line.count:
+                del self._lines[asker]
+
+
+@dataclass(slots=True)
+class _Line:
+    """The calls of one asker that run or wait."""
+
+    turn: anyio.Lock = field(default_factory=anyio.Lock)
+    count: int = 0
+
+
+class MadeOnce(Generic[T]):
+    """Makes a value for whoever asks, once more for all who ask while it is made. Used in the event loop's thread.
+
+    Args:
+        make: function that makes it.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
+        self._make = make
+        self._lock = anyio.Lock()
+        self._made: tuple[float, T] | None = None
+
+    async def get(self) -> T:
+        """The value, which was begun to be made since now."""
+        asked_s = anyio.current_time()
+        async with self._lock:
+            if self._made is None or self._made[0] < asked_s:
+                self._made = anyio.current_time(), await self._make()
+            return self._made[1]
 
 
 async def run_while_connected(

@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -41,6 +41,9 @@ _GRACE_S = 5
 _DRAIN_S = 1.5
 _LOOK_S = 0.05
 _BACKLOG = 2048
+# New connections that are taken in each round of the event loop, which is long while many others ask. uvloop takes one
+# from each socket, so whoever kept a few hundred connections asking let nobody else in.
+_ACCEPTED = 4
 # Thread switch interval: a thread with a batch to send waits less for threads that compute in Python
 # (`feature_cache.py --parts links`).
 _TURN_S = 0.0005
@@ -150,8 +153,9 @@ class AppServer:
         """
         self._server.on_ready, self._server.on_end = on_ready, on_end
         try:
-            with self._inside() as inside:
-                self._server.run(sockets=[self._listening, *inside])
+            with self._inside() as inside, ExitStack() as stack:
+                again = [stack.enter_context(self._listening.dup()) for _ in range(_ACCEPTED - 1)]
+                self._server.run(sockets=[self._listening, *again, *inside])
         finally:
             self._listening.close()
             self._ended.set()
