@@ -24,6 +24,7 @@ from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, input_cuts
+from frostline.models.freezing import used_parameters
 from frostline.models.frozen import (
     NOBODY_FROZE,
     FrozenPart,
@@ -34,7 +35,7 @@ from frostline.models.frozen import (
     refuse_train_mode,
     training_flags,
 )
-from frostline.models.graph import after, changes, prune, sources_of_change
+from frostline.models.graph import after, changes, prune, reads, sources_of_change
 from frostline.models.head import Head, SkippingHead, WholeHead, skipping_head
 from frostline.models.modules import (
     Inputs,
@@ -49,6 +50,7 @@ from frostline.models.modules import (
 from frostline.models.skipping import Unsteady
 from frostline.models.tracing import (
     UNFIT,
+    Trace,
     are_close,
     cast_inputs,
     device_of,
@@ -310,32 +312,93 @@ def _cut(
     try:
         traced = trace(model, specs, training=flags)
     except NotTraceable as error:
-        return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
-    part = find_frozen(model, traced, specs)
+        why = str(error)
+        for begun in _begun(model, specs, flags):
+            found = _cut_traced(model, specs, flags, begun, why=why, frozen_in_eval=frozen_in_eval)
+            if not isinstance(found, str):
+                return found
+    else:
+        found = _cut_traced(model, specs, flags, traced, frozen_in_eval=frozen_in_eval)
+        if not isinstance(found, str):
+            return found
+        why = found
+    return _untraced(model, specs, flags, why, frozen_in_eval=frozen_in_eval)
+
+
+def _begun(model: nn.Module, specs: Sequence[TensorSpec], flags: Mapping[str, bool]) -> Iterator[Trace]:
+    """Traces of a network up to where it cannot be followed: with what is surely needed there, and with all."""
+    try:
+        traced = trace(model, specs, training=flags, may_end_early=True)
+    except NotTraceable:
+        return
+    yield traced
+    yield replace(traced, graph=replace(traced.graph, outputs=traced.alive))
+
+
+def _cut_traced(
+    model: nn.Module,
+    specs: Sequence[TensorSpec],
+    flags: Mapping[str, bool],
+    traced: Trace,
+    *,
+    why: str = "",
+    frozen_in_eval: bool,
+) -> CutNetwork | str:
+    """The network cut as its trace says; or why that cannot be.
+
+    Args:
+        model: the user's network.
+        specs: specifications of its inputs.
+        flags: the modes in which its head will be trained.
+        traced: its trace.
+        why: the reason why the trace ends early; empty where it does not.
+        frozen_in_eval: see ``cut_network``.
+    """
+    try:
+        part = find_frozen(model, traced, specs)
+    except NothingFrozen:
+        if why:
+            return why
+        raise
     if isinstance(part, str):
-        return uncut_network(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
+        return why or uncut_network(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
     if not frozen_in_eval:
         refuse_train_mode(model, part.prefix.graph, specs)
-    mixed = f"{part.mixing[-1].why}: the frozen layers from there on run here, as in your loop" if part.mixing else ""
     try:
-        head = skipping_head(model, part, specs, flags, after(part.traced.graph, part.frost_line))
+        head = skipping_head(model, part, specs, flags, None if why else after(part.traced.graph, part.frost_line))
     except Unsteady as error:
-        return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
-    if head is None or not equals_whole(model, part, head, specs, flags):
-        return _untraced(model, specs, flags, _OTHERWISE, frozen_in_eval=frozen_in_eval)
+        return why or str(error)
+    if head is None or not equals_whole(model, part, head, specs, flags, batches=2 if why else 1):
+        return why or _OTHERWISE
+    rest = frozen_rest(model, part, specs)
+    reason = _with_rest(_why_shorter(part) if part.mixing or not why else part.moved, rest)
+    if why and not _holds_all_frozen(model, specs, traced.graph):
+        ends = f"the frozen part ends at {part.frost_line.name!r}, before that"
+        reason = "; ".join([why, ends, *(mixed.why for mixed in part.mixing[-1:]), _mend(why)])
+    return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason or None, part=part, rest=rest)
+
+
+def _why_shorter(part: FrozenPart) -> str:
+    if part.mixing:
+        return f"{part.mixing[-1].why}: the frozen layers from there on run here, as in your loop"
     stopped = (
         f"a node does not run {part.stopped_by}: the frozen layers from there on run here; compute that by other "
         "operators, or freeze up to a layer before it"
     )
-    rest = frozen_rest(model, part, specs)
-    return CutNetwork(
-        cuts=part.cuts,
-        prefix=part.prefix,
-        head=head,
-        fallback=_with_rest(mixed or (stopped if part.stopped_by else part.moved), rest) or None,
-        part=part,
-        rest=rest,
-    )
+    return stopped if part.stopped_by else part.moved
+
+
+def _holds_all_frozen(model: nn.Module, specs: Sequence[TensorSpec], graph: Graph) -> bool:
+    """Whether the graph of a trace that ends early has all the frozen weights that the network uses."""
+    read = {name for node in graph.nodes for name in reads(node)}
+    paths = {path for name, path in graph.leaves if name in read}
+    named = model.named_parameters(remove_duplicate=False)
+    followed = {id(parameter) for path, parameter in named if path in paths}
+    try:
+        used = [parameter for _, parameter in used_parameters(model, specs) if parameter is not None]
+    except ModelError:  # on zeros
+        used = [*model.parameters()]
+    return all(parameter.requires_grad or id(parameter) in followed for parameter in used)
 
 
 def _with_rest(reason: str, rest: FrozenRest | None) -> str:
