@@ -456,7 +456,8 @@ class LooksAtItsInput(Small):
     """Decides by its input: nothing of it can be cut."""
 
     def forward(self, x):
-        return super().forward(x) * (2.0 if x.mean() > 0 else 1.0)
+        scale = 2.0 if x.mean() > 0 else 1.0
+        return super().forward(x) * scale
 
 
 class Odd(Small):

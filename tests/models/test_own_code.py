@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from frostline.core import TensorSpec
@@ -924,6 +925,71 @@ def test_several_outputs_of_an_encoder_cross_together(use, tensors):
     assert network.rest is None
     assert len(network.frost_line.tensors) == tensors
     assert trained(model, through(network)) == pytest.approx(trained(plain, plain), rel=1e-6)
+
+
+class Stages(nn.Module):
+    """Trained layers take what frozen ones give at several places, some behind others, and the input too."""
+
+    def __init__(self, use):
+        super().__init__()
+        torch.manual_seed(0)
+        widths = [(3, 6), (6, 6), (6, 6), (6, 6)]
+        self.stages = nn.ModuleList(nn.Sequential(nn.Conv2d(*sizes, 3, stride=2), nn.ReLU()) for sizes in widths)
+        self.encoder = nn.Sequential(*self.stages)
+        self.requires_grad_(False).eval()
+        self.beside, self.fc = nn.ModuleList(nn.Conv2d(6, 6, 1) for _ in widths), nn.Linear(6, 3)
+        self.of_input, self.use, self.kept = nn.Conv2d(3, 6, 1), use, {}
+        if use == "hooks":
+            for number in (0, 3):
+                self.stages[number].register_forward_hook(lambda _, __, output, at=number: self.keep(at, output))
+
+    def keep(self, number, output):
+        self.kept[number] = output
+
+    def taken(self, x):
+        if self.use == "hooks":
+            self.encoder(x)
+            return [*self.kept.values()]
+        found = []
+        for stage in self.stages:
+            x = stage(x)
+            found.append(x)
+        return {"all": found, "apart": found[::3], "the input": found[-1:]}[self.use]
+
+    def forward(self, x):
+        if self.use == "by turns":
+            total = 0
+            for stage, beside in zip(self.stages, self.beside, strict=True):
+                x = stage(x)
+                total = beside(x).mean((2, 3)) + total
+            return self.fc(total)
+        total = sum(beside(given).mean((2, 3)) for beside, given in zip(self.beside, self.taken(x), strict=False))
+        return self.fc(total + self.of_input(x).mean((2, 3)) if self.use == "the input" else total)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        *(partial(Stages, use) for use in ("all", "apart", "by turns", "the input", "hooks")),
+        *(partial(Layers, use) for use in ("hidden states", "two")),
+    ],
+)
+def test_frozen_layers_between_what_crosses_are_not_run_again(build, monkeypatch):
+    model, plain = build(), build()
+    network = cut_network(model, SHAPE)
+    assert network.fallback is None
+    assert trained(model, through(network)) == pytest.approx(trained(plain, plain), rel=1e-6)
+    run = []
+    for kind in (nn.Conv2d, nn.Linear):
+
+        def forward(self, x, own=kind.forward):
+            run.extend([] if isinstance(x, FakeTensor) else [self.weight])
+            return own(self, x)
+
+        monkeypatch.setattr(kind, "forward", forward)
+    through(network)(batches()[0][0])
+    assert run
+    assert all(weight.requires_grad for weight in run)
 
 
 class Writing(Small):

@@ -22,6 +22,7 @@ from frostline.core.graph import Argument, Lengths, at_length, bucket_of, bucket
 from frostline.engines.graph_runner import LengthRunner, Runner, leaf_values
 from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
+from frostline.models.absent import Unsteady
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, input_cuts
 from frostline.models.freezing import used_parameters
@@ -47,7 +48,6 @@ from frostline.models.modules import (
     unwrap,
     zeros,
 )
-from frostline.models.skipping import Unsteady
 from frostline.models.tracing import (
     UNFIT,
     Trace,

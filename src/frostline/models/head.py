@@ -4,7 +4,7 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
 
@@ -15,6 +15,7 @@ from frostline.core import Graph, TensorSpec
 from frostline.core.errors import ModelError, NotTraceable, UnsafeArtifact
 from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values, resolve_allowed
 from frostline.engines.machine import compute_slot
+from frostline.models.absent import Unsteady
 from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
 from frostline.models.cuts import contiguous_copies
 from frostline.models.freezing import frozen_modules
@@ -30,13 +31,11 @@ from frostline.models.frozen import (
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
     StandIn,
-    all_in_eval,
     graft,
     has_same_parameters,
     is_split,
     lone_buffers,
     lone_parameters,
-    modes,
     module_at,
     run_lock,
     tensor_paths,
@@ -47,11 +46,11 @@ from frostline.models.modules import (
 from frostline.models.outside import NOT_PLAIN, is_other, is_same_plain, outside_values, plain_copy
 from frostline.models.skipping import (
     SkipPlan,
-    Unsteady,
+    enclosed_modules,
     makes_same_features,
-    plan_of,
     run_behind,
-    written_activations,
+    to_the_line,
+    whole_plan,
 )
 from frostline.models.tracing import (
     UNFIT,
@@ -499,7 +498,7 @@ class SkippingHead(Head):
         batch = _batch_of_a_plan(model, self._inputs)
         flags = {path: self._flags.get(path, module.training) for path, module in model.named_modules()}
         try:
-            with kept_draws(), _to_the_line(model, flags, is_cast=is_cast):
+            with kept_draws(), to_the_line(model, flags, is_cast=is_cast):
                 meant = [tensor.to(device_of(model)) for tensor in self._meant]
                 return makes_same_features(model, self._plan, cast_inputs(model, batch), meant, is_moved=is_moved)
         except UNFIT:
@@ -578,32 +577,29 @@ def skipping_head(
     """
     batch = _batch_of_a_plan(model, inputs)
     try:
-        with _to_the_line(model, flags):
-            features = features_of(part, batch, device_of(model))
-            if has_alike_features(part, features):
-                raise Unsteady(ALIKE)
-            plan = plan_of(model, cast_inputs(model, batch), features)
-        if plan is None:
-            return None
-        for training in (flags, all_in_eval(model)):
-            with modes(model, training):
-                written = written_activations(model, plan, inputs, features)
-            plan = replace(plan, written=plan.written | written)
+        features = features_of(part, batch, device_of(model))
+        if has_alike_features(part, features):
+            raise Unsteady(ALIKE)
+        plan = whole_plan(model, inputs, batch, features, flags)
     except UNFIT:
         return None
-    return SkippingHead(model, part, inputs, plan, flags, rest, features)
+    if plan is None:
+        return None
+    head = SkippingHead(model, part, inputs, plan, flags, rest, features)
+    if len(plan.taken) == len(features):
+        return head
+    inside = enclosed_modules(part.traced.graph, part.frost_line.after)
+    with suppress(Unsteady, *UNFIT):  # of what crosses, some is made again from the first of it
+        further = whole_plan(model, inputs, batch, features, flags, inside)
+        if further is not None and len(further.taken) > len(plan.taken):
+            other = SkippingHead(model, part, inputs, further, flags, rest, features)
+            if equals_whole(model, part, other, inputs, flags):
+                return other
+    return head
 
 
 def _batch_of_a_plan(model: nn.Module, inputs: Sequence[TensorSpec]) -> list[torch.Tensor]:
     return random_batch(model, inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED))
-
-
-@contextmanager
-def _to_the_line(model: nn.Module, flags: Mapping[str, bool], *, is_cast: bool = False) -> Iterator[None]:
-    """Within the block the network computes what the frozen part does, whatever the caller's own block says."""
-    uncast = nullcontext() if is_cast else torch.autocast(device_of(model).type, enabled=False)
-    with modes(model, flags), torch.no_grad(), uncast:
-        yield
 
 
 _ELSEWHERE = "choose another policy, with which the head is trained here"
