@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from frostline.core.errors import ModelError
 from frostline.models.modules import is_in_place, name_of_function
 
-__all__ = ("INPUTS", "MADE_LIKE", "Absent", "Run", "Unsteady", "absent_in", "asked")
+__all__ = ("INPUTS", "MADE_LIKE", "Absent", "Run", "Unsteady", "find_absent", "no_values_for")
 
 
 class Unsteady(Exception):
@@ -41,16 +41,16 @@ class Absent(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return absent_in(args, kwargs)[0].run.operate(func, args, kwargs or {})
+        return find_absent(args, kwargs)[0].run.operate(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        raise ModelError(asked(getattr(func, "__name__", str(func))))
+        raise ModelError(no_values_for(getattr(func, "__name__", str(func))))
 
 
-def asked(name: str) -> str:
+def no_values_for(name: str) -> str:
     """That an operation, by this name, wants values that are not there."""
     return f"the network asks for values ({name}) that were skipped: they are not delivered"
 
@@ -61,7 +61,7 @@ _HIDDEN = (
 )
 
 
-def absent_in(*values: Any) -> "list[Absent]":
+def find_absent(*values: Any) -> "list[Absent]":
     """The absent tensors among values, and in lists and dictionaries of them."""
     found: list[Absent] = []
     _each(values, found.append)
@@ -142,17 +142,17 @@ class Run:
         self._has_given = self._is_within = False
         self.entries: list[int] = []  # numbers of the calls that counted as an operation
 
-    def given(self, place: int, inner: torch.Tensor) -> torch.Tensor:
+    def take(self, place: int, inner: torch.Tensor) -> torch.Tensor:
         """An input of the network."""
         return self._made(place - INPUTS, 0, "input", inner)
 
-    def absent(self, inner: torch.Tensor) -> torch.Tensor:
+    def hide(self, inner: torch.Tensor) -> torch.Tensor:
         """A tensor of which the shape is known, or the values that nobody may see."""
         return Absent(inner, self)
 
     def call(self, own: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a module of the frozen part gives: behind an activation it counts as one operation on absent tensors."""
-        if not self._has_given or self._is_within or absent_in(args, kwargs):
+        if not self._has_given or self._is_within or find_absent(args, kwargs):
             return own(*args, **kwargs)
         self._is_within = True
         try:
@@ -173,16 +173,16 @@ class Run:
         if name in _WHERE:
             return func(*_replaced(args, self._there), **kwargs)
         if self._last is not None and self.count > self._last:
-            raise ModelError(asked(name))
+            raise ModelError(no_values_for(name))
         place, self.count = self.count, self.count + 1
         if name in MADE_LIKE:
             return func(*_replaced(args, self._there_shaped), **_replaced(kwargs, self._there_shaped))
         output = self._computed(func, name, args, kwargs)
-        taken = absent_in(args, kwargs)
+        taken = find_absent(args, kwargs)
         owners = {id(absent.known): absent for absent in taken}
         leaves, structure = tree_flatten(output)
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves) and output is not None:
-            raise ModelError(asked(name))
+            raise ModelError(no_values_for(name))
         wrapped = [self._wrapped(place, number, name, leaf, owners) for number, leaf in enumerate(leaves)]
         return tree_unflatten(wrapped, structure)
 
@@ -191,7 +191,11 @@ class Run:
         target = args[0] if out is None and args else out
         if (name in _WRITING or out is not None or is_in_place(name)) and not isinstance(target, Absent):
             raise ModelError(f"the network writes values ({name}) that were skipped into a tensor of its own")
-        if self._learns and not torch.is_grad_enabled() and any(a.known.requires_grad for a in absent_in(args, kwargs)):
+        if (
+            self._learns
+            and not torch.is_grad_enabled()
+            and any(a.known.requires_grad for a in find_absent(args, kwargs))
+        ):
             raise Unsteady(_HIDDEN)
         if self._is_real:
             return func(*_replaced(args, bare), **_replaced(kwargs, bare))
@@ -200,7 +204,7 @@ class Run:
         try:
             return func(*_replaced(args, _shape_of), **_replaced(kwargs, _shape_of))
         except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            raise ModelError(f"{asked(name)} ({str(error).partition(chr(10))[0]})") from error
+            raise ModelError(f"{no_values_for(name)} ({str(error).partition(chr(10))[0]})") from error
 
     def _wrapped(self, place: int, number: int, name: str, leaf: Any, owners: Mapping[int, Absent]) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -209,7 +213,7 @@ class Run:
         if placed is not None:
             self._has_given = True
             return placed
-        return owners[id(leaf)] if id(leaf) in owners else self.absent(leaf)
+        return owners[id(leaf)] if id(leaf) in owners else self.hide(leaf)
 
     def _made(self, place: int, number: int, name: str, inner: torch.Tensor) -> torch.Tensor:
         return self._wrapped(place, number, name, inner, {})  # type: ignore[no-any-return]

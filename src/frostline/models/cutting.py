@@ -350,7 +350,7 @@ def _cut_traced(
         model: the user's network.
         specs: specifications of its inputs.
         flags: the modes in which its head will be trained.
-        traced: its trace.
+        traced: the trace of it.
         why: the reason why the trace ends early; empty where it does not.
         frozen_in_eval: see ``cut_network``.
     """

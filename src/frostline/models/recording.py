@@ -119,7 +119,9 @@ class Recording:
         outputs = tuple(sizes.both(*pair) for pair in zip(self.outputs, other.outputs, strict=True))
         return (*sizes.made, *nodes), outputs
 
-    def begun(self, other: "Recording") -> tuple[tuple[GraphNode, ...], tuple[Argument, ...], tuple[Argument, ...]]:
+    def common_start(
+        self, other: "Recording"
+    ) -> tuple[tuple[GraphNode, ...], tuple[Argument, ...], tuple[Argument, ...]]:
         """The nodes up to where this recording and one of another batch part, what is needed there, and what is alive.
 
         Needed is what one of them reads later, and what nobody has read when a recording ended: of what was read

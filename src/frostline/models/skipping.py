@@ -20,7 +20,7 @@ from frostline.core import Graph, GraphNode, TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
-from frostline.models.absent import MADE_LIKE, Absent, Run, Unsteady, asked
+from frostline.models.absent import MADE_LIKE, Absent, Run, Unsteady, no_values_for
 from frostline.models.modules import (
     CallRecorder,
     CountedCall,
@@ -292,7 +292,7 @@ def _run_on(
 ) -> list[CountedCall]:
     run = Run(batch[0].device, len(batch[0]), placed, is_real=True, learns=learns)
     with torch.set_grad_enabled(learns):
-        given = [run.given(place, tensor.clone()) for place, tensor in enumerate(batch)]
+        given = [run.take(place, tensor.clone()) for place, tensor in enumerate(batch)]
         calls = _recorded(model, run, given, inside)
     if entries is not None:
         entries.extend(run.entries)
@@ -659,11 +659,11 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
         modules = {path: model.get_submodule(path) for path in skipper.paths}
         before_the_line.enter_context(_uncompiled())
         with compute_slot(), with_forwards(modules, skipper.forward):
-            given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
+            given = [run.take(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
             before = [*map(state_of, features)]
             output = model(*given)
     if any(isinstance(leaf, Absent) for leaf in output_leaves(output)):
-        raise ModelError(asked("returned"))
+        raise ModelError(no_values_for("returned"))
     if before != [*map(state_of, features)]:
         raise ModelError(
             "the network writes into its activations at the frost line, which it did not when it was cut, so that the "
@@ -715,4 +715,4 @@ class _Skipper:
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, _Crossing):
             return leaf.of(self._plan, self._features)
-        return self._run.absent(leaf.of(self._run.rows)) if isinstance(leaf, _Absence) else leaf
+        return self._run.hide(leaf.of(self._run.rows)) if isinstance(leaf, _Absence) else leaf

@@ -174,7 +174,7 @@ def trace(
                 with trace_slot(), modes(model, training), _quiet():
                     recordings.append(record(model, batch, *recordings, may_end_early=may_end_early))
         first, second = recordings
-        nodes, outputs, alive = first.begun(second) if may_end_early else (*first.nodes(second), ())
+        nodes, outputs, alive = first.common_start(second) if may_end_early else (*first.nodes(second), ())
     except UNFIT as error:
         reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
         raise NotTraceable(f"{_CANNOT} {type(model).__name__}: {reason}") from error
