@@ -1380,10 +1380,18 @@ class TestAround:
                 make()
 
     @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-    def test_scripting_the_head_is_refused_in_a_sentence(self):
-        _, _, network = cut(Between())
-        with pytest.raises(ModelError, match=r"torch\.jit\.script"):
-            torch.jit.script(network.head)
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch advises against its own conversions
+    def test_converting_the_head_is_refused_in_a_sentence(self):
+        model, _, network = cut(Between())
+        features = torch.randn(2, 8, 15, 15)
+        for convert in (
+            lambda: torch.jit.script(network.head),
+            lambda: torch.jit.trace(network.head, features),
+            lambda: torch.export.export(network.head, (features,)),
+        ):
+            with pytest.raises(ModelError, match=r"torch\.jit\.script, torch\.export and ONNX.*the network itself"):
+                convert()
+        torch.jit.trace(model.eval(), torch.randn(2, *SHAPE))
 
     def test_a_layer_without_a_shape_is_named(self):
         model = Between()

@@ -87,6 +87,10 @@ _ROWS_OF_A_PLAN = 2
 _SEED = 1
 _OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
 _NOT_COMPILED = "torch.compile leaves job.head as it is: compile your trained layers, as model.classifier.compile()"
+_NOT_CONVERTED = (
+    "a job's head runs your network's own Python code, which torch.jit.script, torch.export and ONNX cannot convert as a "
+    "part: train job.head, and script or export the network itself"
+)
 _TAKES_ACTIVATIONS = (
     "the head was called with {}, and takes batch.features alone: what else the network's forward takes, such as "
     "labels, has a default there, with which the network was cut; compute what needs it from what the head returns"
@@ -163,10 +167,7 @@ class Head(StandIn, ABC):
 
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit asks for what is to be scripted."""
-        raise ModelError(
-            "a job's head runs your network's own Python code, which torch.jit.script cannot compile as a part: train "
-            "job.head, and script the network itself"
-        )
+        raise ModelError(_NOT_CONVERTED)
 
     def forward(self, *features: torch.Tensor | Sequence[torch.Tensor], **others: Any) -> Any:
         """What the network returns for these activations; autocast around it reaches what is computed here alone.
@@ -177,8 +178,10 @@ class Head(StandIn, ABC):
             others: arguments that are refused: what else the network's ``forward`` may take was not there at the cut.
 
         Raises:
-            ModelError: More is given than what crosses the frost line, or less.
+            ModelError: More is given than what crosses the frost line, or less; or the head is traced or exported.
         """
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():
+            raise ModelError(_NOT_CONVERTED)
         if others:
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
         if len(features) == 1 and hasattr(features[0], "features"):
