@@ -160,8 +160,8 @@ class Job(JobTable, Hinting, Closing):
     def __reduce_ex__(self, _: object) -> NoReturn:
         # Of this type, since libraries that try what can be pickled expect it.
         raise TypeError(
-            "a job has connections and threads, and cannot be copied or pickled: copy job.head, which has weights of its "
-            "own then, and hand job.loader(...) to other processes"
+            "a job has connections and threads, and cannot be copied or pickled: copy job.head, which has weights of "
+            "its own then, and hand job.loader(...) to other processes"
         )
 
     def __repr__(self) -> str:

@@ -88,8 +88,8 @@ _SEED = 1
 _OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
 _NOT_COMPILED = "torch.compile leaves job.head as it is: compile your trained layers, as model.classifier.compile()"
 _NOT_CONVERTED = (
-    "a job's head runs your network's own Python code, which torch.jit.script, torch.export and ONNX cannot convert as a "
-    "part: train job.head, and script or export the network itself"
+    "a job's head runs your network's own Python code, which torch.jit.script, torch.export and ONNX cannot convert as "
+    "a part: train job.head, and script or export the network itself"
 )
 _TAKES_ACTIVATIONS = (
     "the head was called with {}, and takes batch.features alone: what else the network's forward takes, such as "
