@@ -992,6 +992,21 @@ def test_frozen_layers_between_what_crosses_are_not_run_again(build, monkeypatch
     assert all(weight.requires_grad for weight in run)
 
 
+def test_frozen_work_outside_modules_that_is_done_again_is_told():
+    class Functions(Stages):
+        def taken(self, x):
+            first = self.stages[0](x)
+            return [first, nn.functional.conv2d(first, self.stages[1][0].weight, stride=2)]
+
+    model, plain = Functions("all"), Functions("all")
+    network = cut_network(model, SHAPE)
+    assert len(network.frost_line.tensors) == 2
+    assert network.fallback.startswith(
+        "frozen layers run here too, since tensors at the frost line (1) are made of others"
+    )
+    assert trained(model, through(network)) == pytest.approx(trained(plain, plain), rel=1e-6)
+
+
 class Writing(Small):
     """Works in place on what crosses the frost line."""
 

@@ -375,7 +375,15 @@ def _cut_traced(
     if why and not _holds_all_frozen(model, specs, traced.graph):
         ends = f"the frozen part ends at {part.frost_line.name!r}, before that"
         reason = "; ".join([why, ends, *(mixed.why for mixed in part.mixing[-1:]), _mend(why)])
+    if head.made_again:
+        reason = "; ".join(filter(None, [reason, _MADE_AGAIN.format(head.made_again)]))
     return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason or None, part=part, rest=rest)
+
+
+_MADE_AGAIN = (
+    "frozen layers run here too, since tensors at the frost line ({}) are made of others there by code that is in no "
+    "module of its own: put it into modules, or freeze up to a layer that gives one tensor"
+)
 
 
 def _why_shorter(part: FrozenPart) -> str:

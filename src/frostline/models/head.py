@@ -446,10 +446,13 @@ class SkippingHead(Head):
         """What of its modules' attributes is read before the frost line; see ``SkipPlan``."""
         return self._plan.reads
 
+    @property
+    def made_again(self) -> int:
+        """Number of tensors at the frost line that its code makes again, of others of them."""
+        return len(self._meant) - len(self._plan.taken)
+
     def changed_read(self, *, theirs_alone: bool = False) -> str | None:
         """What changes the layers before the frost line by its value now, in words; None where nothing does.
-
-        Attributes of modules that they read, and plain values that the user's own code reaches beside them.
 
         A value that differs from that of the cut is tried once: the network runs on two rows. So one that only the head
         minds, as an adapter that is switched off there, is the user's own.
@@ -519,9 +522,7 @@ class SkippingHead(Head):
         return self._inputs, self._meant
 
     def traced_graphs(self) -> tuple[HeadGraph, HeadGraph] | None:
-        """What it computes in train mode and in eval mode, as graphs; None where the network was not traced.
-
-        Its modes stay as they are.
+        """What it computes in train and in eval mode, as graphs, with its modes kept; None where it was not traced.
 
         Raises:
             ModelError: The graphs are not what the user's own code does, gradients included; or it gives something else
