@@ -423,3 +423,15 @@ def test_a_frozen_part_without_a_place_that_few_tensors_cross_leaves_the_input()
 
 def test_a_network_that_is_traced_whole_has_nothing_to_say():
     assert cut_network(freeze(Small().train(), "stem", input_shape=SHAPE), SHAPE).fallback is None
+
+
+@pytest.mark.parametrize(("factor", "dtype"), [(1e30, torch.float32), (6e4, torch.float16)])
+def test_a_frozen_part_that_overflows_on_random_samples_is_told_as_that(factor, dtype):
+    class Overflowing(Small):
+        def forward(self, x):
+            return self.fc(torch.flatten(self.pool(self.body(self.stem(x)) * factor * factor), 1))
+
+    model = freeze(Overflowing().to(dtype).train(), "body", input_shape=SHAPE)
+    network = cut_network(model, SHAPE)
+    assert network.fallback.startswith("its frozen layers give Inf or NaN for random samples")
+    assert "convert the network to float32 or bfloat16" in network.fallback

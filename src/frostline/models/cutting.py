@@ -31,6 +31,7 @@ from frostline.models.frozen import (
     FrozenPart,
     FrozenRest,
     equals_whole,
+    features_of,
     find_frozen,
     frozen_rest,
     refuse_train_mode,
@@ -220,6 +221,7 @@ def _first_line(error: BaseException) -> str:
 
 
 _MENDS = {
+    "Inf or NaN": "convert the network to float32 or bfloat16",
     "by the values of a tensor": "let its code choose by torch.where, or freeze the layer that decides whole",
     "by the size of the batch": "let its code say sizes as -1 or x.shape[0]",
     "that are not torch's": "let its code draw them by torch, in the head",
@@ -369,7 +371,7 @@ def _cut_traced(
     except Unsteady as error:
         return why or str(error)
     if head is None or not equals_whole(model, part, head, specs, flags, batches=2 if why else 1):
-        return why or _OTHERWISE
+        return why or (_OTHERWISE if _is_finite(model, part, specs) else _NOT_FINITE)
     rest = frozen_rest(model, part, specs)
     reason = _with_rest(_why_shorter(part) if part.mixing or not why else part.moved, rest)
     if why and not _holds_all_frozen(model, specs, traced.graph):
@@ -384,6 +386,12 @@ _MADE_AGAIN = (
     "frozen layers run here too, since tensors at the frost line ({}) are made of others there by code that is in no "
     "module of its own: put it into modules, or freeze up to a layer that gives one tensor"
 )
+
+
+def _is_finite(model: nn.Module, part: FrozenPart, specs: Sequence[TensorSpec]) -> bool:
+    """Whether the frozen part gives finite numbers for a few random samples, without which nothing can be compared."""
+    batch = random_batch(model, specs, _RECORDED_ROWS, torch.Generator().manual_seed(0))
+    return all(bool(feature.isfinite().all()) for feature in features_of(part, batch, device_of(model)))
 
 
 def _why_shorter(part: FrozenPart) -> str:
@@ -416,6 +424,10 @@ def _with_rest(reason: str, rest: FrozenRest | None) -> str:
     return f"{reason}; {rest}" if reason else f"{rest}, because {rest.why}"
 
 
+_NOT_FINITE = (
+    "its frozen layers give Inf or NaN for random samples, as where 16 bits do not hold them, so that nothing shows if "
+    "the network does the same behind these alone"
+)
 _OTHERWISE = (
     "behind its frozen layers alone the network does otherwise than whole, since its code looks at values before the "
     "frost line or keeps some in Python"

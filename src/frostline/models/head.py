@@ -180,7 +180,7 @@ class Head(StandIn, ABC):
         Raises:
             ModelError: More is given than what crosses the frost line, or less; or the head is traced or exported.
         """
-        if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        if torch._C._is_tracing() or torch.compiler.is_exporting():  # noqa: SLF001 (as torch.jit asks)
             raise ModelError(_NOT_CONVERTED)
         if others:
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
