@@ -377,9 +377,20 @@ def _cut_traced(
     if why and not _holds_all_frozen(model, specs, traced.graph):
         ends = f"the frozen part ends at {part.frost_line.name!r}, before that"
         reason = "; ".join([why, ends, *(mixed.why for mixed in part.mixing[-1:]), _mend(why)])
-    if head.made_again:
-        reason = "; ".join(filter(None, [reason, _MADE_AGAIN.format(head.made_again)]))
+    if _has_layers_behind(part, head.taken):
+        again = len(part.frost_line.tensors) - len(head.taken)
+        reason = "; ".join(filter(None, [reason, _MADE_AGAIN.format(again)]))
     return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason or None, part=part, rest=rest)
+
+
+def _has_layers_behind(part: FrozenPart, taken: frozenset[int]) -> bool:
+    """Whether frozen weights are used before the frost line, behind the last tensor there that a head takes."""
+    graph, names = part.traced.graph, part.frost_line.tensors
+    places = {node.name: place for place, node in enumerate(graph.nodes)}
+    last = max((places.get(names[number], -1) for number in taken), default=-1)
+    weights = {name for name, _ in graph.leaves}
+    behind = graph.nodes[last + 1 : part.frost_line.after + 1]
+    return len(taken) < len(names) and any(not weights.isdisjoint(reads(node)) for node in behind)
 
 
 _MADE_AGAIN = (

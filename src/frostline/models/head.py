@@ -180,7 +180,7 @@ class Head(StandIn, ABC):
         Raises:
             ModelError: More is given than what crosses the frost line, or less; or the head is traced or exported.
         """
-        if torch._C._is_tracing() or torch.compiler.is_exporting():  # noqa: SLF001 (as torch.jit asks)
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined,no-untyped-call]
             raise ModelError(_NOT_CONVERTED)
         if others:
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
@@ -447,9 +447,9 @@ class SkippingHead(Head):
         return self._plan.reads
 
     @property
-    def made_again(self) -> int:
-        """Number of tensors at the frost line that its code makes again, of others of them."""
-        return len(self._meant) - len(self._plan.taken)
+    def taken(self) -> frozenset[int]:
+        """Numbers of the tensors at the frost line that its code takes; it makes the others again, of these."""
+        return self._plan.taken
 
     def changed_read(self, *, theirs_alone: bool = False) -> str | None:
         """What changes the layers before the frost line by its value now, in words; None where nothing does.
