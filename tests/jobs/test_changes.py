@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import pickle
 import re
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -762,6 +763,18 @@ def test_workers_are_not_started_over_a_network_that_changed(folder, start):
 def test_a_job_without_a_network_has_nothing_to_freeze_anew(folder):
     with job_for(folder, None) as job, pytest.raises(SettingError, match="no network to freeze"):
         job.refreeze()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_job_is_not_copied_and_says_what_is(folder, copied):
+    trainer = SimpleNamespace(job=None)
+    with job_for(folder, network()) as trainer.job:
+        with pytest.raises(TypeError, match=r"a job has connections.*copy job\.head.*hand job\.loader"):
+            copied(trainer.job)
+        with pytest.raises(TypeError, match=r"copy job\.head"):
+            copy.deepcopy(trainer)
+        copy.deepcopy(trainer.job.head)
+        pickle.dumps(trainer.job.loader(BATCH))
 
 
 def test_a_closed_job_freezes_nothing_anew(folder):

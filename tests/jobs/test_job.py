@@ -15,7 +15,7 @@ import copy
 import os
 import re
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -374,11 +374,12 @@ def test_an_untraceable_network_trains_with_the_losses_of_the_plain_loop(folder,
     torch.manual_seed(1)
     model = freeze(Restless(at_once=at_once).train(), "stem", input_shape=(3, 32, 32))
     twin = copy.deepcopy(model)
-    with pytest.warns(UserWarning, match="cannot trace Restless"):
+    told = pytest.warns(UserWarning, match="cannot trace Restless") if at_once else nullcontext()
+    with told:
         job = job_for(folder, model, near=node.url)
     with job:
-        assert job.fallback
-        assert job.fallback in str(job.explain())
+        assert bool(job.fallback) == at_once  # behind the frozen part code may decide by what it likes
+        assert (job.fallback or "") in str(job.explain())
         assert (job.frost_line.number == 1) == at_once  # pixels, where nothing is left to ship
         ours = plain.through(job, batch_size=BATCH, epochs=2)
     assert ours == plain.losses(twin, folder, fl.Dataset(folder), tiny_preprocess(), batch_size=BATCH, epochs=2)
@@ -435,18 +436,28 @@ def data(tmp_path_factory):
 
 
 class Branching(Small):
-    """Decides by values behind its stem: it is cut between its modules."""
+    """Decides by values behind its stem, which is frozen with its body: it is cut there."""
 
     def forward(self, x):
-        hidden = self.body(self.stem(x))
-        return self.fc(torch.flatten(self.pool(hidden), 1)) * (2 if hidden.mean() > 0.4 else 1)
+        hidden = self.stem(x)
+        return self.fc(torch.flatten(self.pool(self.body(hidden * 2 if hidden.mean() > 0.4 else hidden)), 1))
+
+
+class Hiding(Small):
+    """Hides from whoever traces it that it decides by values: it is cut between its modules."""
+
+    def forward(self, x):
+        hidden = self.stem(x)
+        is_high = not torch.compiler.is_exporting() and hidden.mean() > 0.4
+        return self.fc(torch.flatten(self.pool(self.body(hidden * 2 if is_high else hidden)), 1))
 
 
 class LooksAtItsInput(Small):
     """Decides by its input: nothing of it can be cut."""
 
     def forward(self, x):
-        return super().forward(x) * (2.0 if x.mean() > 0 else 1.0)
+        scale = 2.0 if x.mean() > 0 else 1.0
+        return super().forward(x) * scale
 
 
 class Odd(Small):
@@ -483,10 +494,15 @@ def dropping():
 
 
 LOST = {
-    "cut between modules": (
+    "cut where it decides": (
         frozen_of_setup_warnings(Branching),
-        "its modules up to 'body' can be traced",
+        "by the values of a tensor; the frozen part ends at 'stem.2:relu', before that",
         "choose by torch.where",
+    ),
+    "cut between modules": (
+        frozen_of_setup_warnings(Hiding),
+        "its modules up to 'stem' can be traced",
+        "freeze up to a layer",
     ),
     "not cut": (frozen_of_setup_warnings(LooksAtItsInput), "the whole network runs here", "choose by torch.where"),
     "an operator in the middle": (

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from frostline.core import TensorSpec
@@ -839,7 +840,10 @@ def _less_the_distinct(x):
 @pytest.mark.parametrize("at", ["before", "behind"])
 def test_sizes_that_values_tell_are_left_to_the_loop(at):
     network = same_training(lambda: Sized(at), until="last")
-    assert "its code decides by the values of a tensor" in network.fallback
+    if at == "before":
+        assert "its code decides by the values of a tensor" in network.fallback
+    else:
+        assert network.fallback is None
 
 
 def test_a_layer_that_does_almost_nothing_is_not_taken_for_the_line():
@@ -920,6 +924,86 @@ def test_several_outputs_of_an_encoder_cross_together(use, tensors):
     assert network.fallback is None
     assert network.rest is None
     assert len(network.frost_line.tensors) == tensors
+    assert trained(model, through(network)) == pytest.approx(trained(plain, plain), rel=1e-6)
+
+
+class Stages(nn.Module):
+    """Trained layers take what frozen ones give at several places, some behind others, and the input too."""
+
+    def __init__(self, use):
+        super().__init__()
+        torch.manual_seed(0)
+        widths = [(3, 6), (6, 6), (6, 6), (6, 6)]
+        self.stages = nn.ModuleList(nn.Sequential(nn.Conv2d(*sizes, 3, stride=2), nn.ReLU()) for sizes in widths)
+        self.encoder = nn.Sequential(*self.stages)
+        self.requires_grad_(False).eval()
+        self.beside, self.fc = nn.ModuleList(nn.Conv2d(6, 6, 1) for _ in widths), nn.Linear(6, 3)
+        self.of_input, self.use, self.kept = nn.Conv2d(3, 6, 1), use, {}
+        if use == "hooks":
+            for number in (0, 3):
+                self.stages[number].register_forward_hook(lambda _, __, output, at=number: self.keep(at, output))
+
+    def keep(self, number, output):
+        self.kept[number] = output
+
+    def taken(self, x):
+        if self.use == "hooks":
+            self.encoder(x)
+            return [*self.kept.values()]
+        found = []
+        for stage in self.stages:
+            x = stage(x)
+            found.append(x)
+        return {"all": found, "apart": found[::3], "the input": found[-1:]}[self.use]
+
+    def forward(self, x):
+        if self.use == "by turns":
+            total = 0
+            for stage, beside in zip(self.stages, self.beside, strict=True):
+                x = stage(x)
+                total = beside(x).mean((2, 3)) + total
+            return self.fc(total)
+        total = sum(beside(given).mean((2, 3)) for beside, given in zip(self.beside, self.taken(x), strict=False))
+        return self.fc(total + self.of_input(x).mean((2, 3)) if self.use == "the input" else total)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        *(partial(Stages, use) for use in ("all", "apart", "by turns", "the input", "hooks")),
+        *(partial(Layers, use) for use in ("hidden states", "two")),
+    ],
+)
+def test_frozen_layers_between_what_crosses_are_not_run_again(build, monkeypatch):
+    model, plain = build(), build()
+    network = cut_network(model, SHAPE)
+    assert network.fallback is None
+    assert trained(model, through(network)) == pytest.approx(trained(plain, plain), rel=1e-6)
+    run = []
+    for kind in (nn.Conv2d, nn.Linear):
+
+        def forward(self, x, own=kind.forward):
+            run.extend([] if isinstance(x, FakeTensor) else [self.weight])
+            return own(self, x)
+
+        monkeypatch.setattr(kind, "forward", forward)
+    through(network)(batches()[0][0])
+    assert run
+    assert all(weight.requires_grad for weight in run)
+
+
+def test_frozen_work_outside_modules_that_is_done_again_is_told():
+    class Functions(Stages):
+        def taken(self, x):
+            first = self.stages[0](x)
+            return [first, nn.functional.conv2d(first, self.stages[1][0].weight, stride=2)]
+
+    model, plain = Functions("all"), Functions("all")
+    network = cut_network(model, SHAPE)
+    assert len(network.frost_line.tensors) == 2
+    assert network.fallback.startswith(
+        "frozen layers run here too, since tensors at the frost line (1) are made of others"
+    )
     assert trained(model, through(network)) == pytest.approx(trained(plain, plain), rel=1e-6)
 
 
@@ -1311,10 +1395,18 @@ class TestAround:
                 make()
 
     @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-    def test_scripting_the_head_is_refused_in_a_sentence(self):
-        _, _, network = cut(Between())
-        with pytest.raises(ModelError, match=r"torch\.jit\.script"):
-            torch.jit.script(network.head)
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch advises against its own conversions
+    def test_converting_the_head_is_refused_in_a_sentence(self):
+        model, _, network = cut(Between())
+        features = torch.randn(2, 8, 15, 15)
+        for convert in (
+            lambda: torch.jit.script(network.head),
+            lambda: torch.jit.trace(network.head, features),
+            lambda: torch.export.export(network.head, (features,)),
+        ):
+            with pytest.raises(ModelError, match=r"torch\.jit\.script, torch\.export and ONNX.*the network itself"):
+                convert()
+        torch.jit.trace(model.eval(), torch.randn(2, *SHAPE))
 
     def test_a_layer_without_a_shape_is_named(self):
         model = Between()

@@ -142,18 +142,18 @@ def same_at_every_cut(model, plain, network):
 
 @pytest.mark.parametrize(
     ("kind", "until"),
-    [(RotatesWithoutGradients, "first"), (RotatesWithoutGradients, "second"), (TurnsGradientsOn, "first")],
+    [
+        (RotatesWithoutGradients, "first"),
+        (RotatesWithoutGradients, "second"),
+        (TurnsGradientsOn, "first"),
+        (WritesWithoutGradients, "first"),  # which no graph can express
+    ],
 )
 def test_gradients_flow_where_they_do_in_the_network(kind, until):
     model, plain, network = cut(kind, until)
     assert network.fallback is None
     same_at_every_cut(model, plain, network)
     assert (plain.second.weight.grad is None) == (until == "second")
-
-
-def test_traces_no_writes_to_tensors_with_gradients():
-    _, _, network = cut(WritesWithoutGradients, "first")
-    assert "writes to a tensor where it turns gradients off" in network.fallback
 
 
 def test_positions_are_shipped_as_constants_where_a_node_does_not_make_them():

@@ -172,5 +172,5 @@ class Undecided(Small):
     """The same, which decides in Python on values behind its stem, and so cannot be traced whole."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = self.body(self.stem(x))
-        return self.fc(torch.flatten(self.pool(hidden * 2 if hidden.mean() > 0 else hidden), 1))
+        hidden = self.stem(x)
+        return self.fc(torch.flatten(self.pool(self.body(hidden * 2 if hidden.mean() > 0 else hidden)), 1))

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import numpy as np
 
@@ -155,6 +155,13 @@ class Job(JobTable, Hinting, Closing):
             follower=follower,
             on_event=self._on_event,
             tensors=tuple(map(TensorSpec, self.frost_line.shapes, self.frost_line.dtypes)),
+        )
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        # Of this type, since libraries that try what can be pickled expect it.
+        raise TypeError(
+            "a job has connections and threads, and cannot be copied or pickled: copy job.head, which has weights of "
+            "its own then, and hand job.loader(...) to other processes"
         )
 
     def __repr__(self) -> str:

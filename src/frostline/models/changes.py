@@ -26,6 +26,7 @@ from frostline.models.frozen import FrozenPart, minds_its_mode
 from frostline.models.head import Head, SkippingHead
 from frostline.models.modules import is_guard, is_split, module_at
 from frostline.models.outside import is_same_plain
+from frostline.models.skipping import RECORDING
 from frostline.models.tracing import GIVEN_BY, are_close
 
 __all__ = ("FrozenWatch", "checksum", "quick_sum", "require_whole", "take_over")
@@ -37,8 +38,6 @@ _REMEDY = (
 _EVAL = "put it back into eval mode (job.head.train() leaves frozen layers as they are), or call job.refreeze()"
 _TABLES = ("_parameters", "_buffers")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-# Modules whose hooks note what layers give and change nothing; transformers puts its own there at the first forward.
-_RECORDING = ("transformers.utils.output_capturing",)
 # A tenth of a second of one core, before each pass; of larger networks evenly spaced rows are read, of all tensors.
 _READ_BYTES = 1 << 30
 _SMALL_BYTES = 1 << 16  # which are read in 20 microseconds
@@ -207,7 +206,7 @@ class _Module:
 def _hooks(module: nn.Module) -> tuple[int, ...]:
     own = vars(module)
     hooks = (hook for name in _HOOKS for hook in own[name].values())
-    around = [id(hook) for hook in hooks if not (is_guard(hook) or getattr(hook, "__module__", "") in _RECORDING)]
+    around = [id(hook) for hook in hooks if not (is_guard(hook) or getattr(hook, "__module__", "") in RECORDING)]
     return (id(type(module)), id(own.get("forward", type(module).forward)), *around)
 
 

@@ -22,19 +22,22 @@ from frostline.core.graph import Argument, Lengths, at_length, bucket_of, bucket
 from frostline.engines.graph_runner import LengthRunner, Runner, leaf_values
 from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
+from frostline.models.absent import Unsteady
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, input_cuts
+from frostline.models.freezing import used_parameters
 from frostline.models.frozen import (
     NOBODY_FROZE,
     FrozenPart,
     FrozenRest,
     equals_whole,
+    features_of,
     find_frozen,
     frozen_rest,
     refuse_train_mode,
     training_flags,
 )
-from frostline.models.graph import after, changes, prune, sources_of_change
+from frostline.models.graph import after, changes, prune, reads, sources_of_change
 from frostline.models.head import Head, SkippingHead, WholeHead, skipping_head
 from frostline.models.modules import (
     Inputs,
@@ -46,9 +49,9 @@ from frostline.models.modules import (
     unwrap,
     zeros,
 )
-from frostline.models.skipping import Unsteady
 from frostline.models.tracing import (
     UNFIT,
+    Trace,
     are_close,
     cast_inputs,
     device_of,
@@ -218,6 +221,7 @@ def _first_line(error: BaseException) -> str:
 
 
 _MENDS = {
+    "Inf or NaN": "convert the network to float32 or bfloat16",
     "by the values of a tensor": "let its code choose by torch.where, or freeze the layer that decides whole",
     "by the size of the batch": "let its code say sizes as -1 or x.shape[0]",
     "that are not torch's": "let its code draw them by torch, in the head",
@@ -310,32 +314,118 @@ def _cut(
     try:
         traced = trace(model, specs, training=flags)
     except NotTraceable as error:
-        return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
-    part = find_frozen(model, traced, specs)
+        why = str(error)
+        for begun in _begun(model, specs, flags):
+            found = _cut_traced(model, specs, flags, begun, why=why, frozen_in_eval=frozen_in_eval)
+            if not isinstance(found, str):
+                return found
+    else:
+        found = _cut_traced(model, specs, flags, traced, frozen_in_eval=frozen_in_eval)
+        if not isinstance(found, str):
+            return found
+        why = found
+    return _untraced(model, specs, flags, why, frozen_in_eval=frozen_in_eval)
+
+
+def _begun(model: nn.Module, specs: Sequence[TensorSpec], flags: Mapping[str, bool]) -> Iterator[Trace]:
+    """Traces of a network up to where it cannot be followed: with what is surely needed there, and with all."""
+    try:
+        traced = trace(model, specs, training=flags, may_end_early=True)
+    except NotTraceable:
+        return
+    yield traced
+    yield replace(traced, graph=replace(traced.graph, outputs=traced.alive))
+
+
+def _cut_traced(
+    model: nn.Module,
+    specs: Sequence[TensorSpec],
+    flags: Mapping[str, bool],
+    traced: Trace,
+    *,
+    why: str = "",
+    frozen_in_eval: bool,
+) -> CutNetwork | str:
+    """The network cut as its trace says; or why that cannot be.
+
+    Args:
+        model: the user's network.
+        specs: specifications of its inputs.
+        flags: the modes in which its head will be trained.
+        traced: the trace of it.
+        why: the reason why the trace ends early; empty where it does not.
+        frozen_in_eval: see ``cut_network``.
+    """
+    try:
+        part = find_frozen(model, traced, specs)
+    except NothingFrozen:
+        if why:
+            return why
+        raise
     if isinstance(part, str):
-        return uncut_network(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
+        return why or uncut_network(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
     if not frozen_in_eval:
         refuse_train_mode(model, part.prefix.graph, specs)
-    mixed = f"{part.mixing[-1].why}: the frozen layers from there on run here, as in your loop" if part.mixing else ""
     try:
-        head = skipping_head(model, part, specs, flags, after(part.traced.graph, part.frost_line))
+        head = skipping_head(model, part, specs, flags, None if why else after(part.traced.graph, part.frost_line))
     except Unsteady as error:
-        return _untraced(model, specs, flags, str(error), frozen_in_eval=frozen_in_eval)
-    if head is None or not equals_whole(model, part, head, specs, flags):
-        return _untraced(model, specs, flags, _OTHERWISE, frozen_in_eval=frozen_in_eval)
+        return why or str(error)
+    if head is None or not equals_whole(model, part, head, specs, flags, batches=2 if why else 1):
+        return why or (_OTHERWISE if _is_finite(model, part, specs) else _NOT_FINITE)
+    rest = frozen_rest(model, part, specs)
+    reason = _with_rest(_why_shorter(part) if part.mixing or not why else part.moved, rest)
+    if why and not _holds_all_frozen(model, specs, traced.graph):
+        ends = f"the frozen part ends at {part.frost_line.name!r}, before that"
+        reason = "; ".join([why, ends, *(mixed.why for mixed in part.mixing[-1:]), _mend(why)])
+    if _has_layers_behind(part, head.taken):
+        again = len(part.frost_line.tensors) - len(head.taken)
+        reason = "; ".join(filter(None, [reason, _MADE_AGAIN.format(again)]))
+    return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason or None, part=part, rest=rest)
+
+
+def _has_layers_behind(part: FrozenPart, taken: frozenset[int]) -> bool:
+    """Whether frozen weights are used before the frost line, behind the last tensor there that a head takes."""
+    graph, names = part.traced.graph, part.frost_line.tensors
+    places = {node.name: place for place, node in enumerate(graph.nodes)}
+    last = max((places.get(names[number], -1) for number in taken), default=-1)
+    weights = {name for name, _ in graph.leaves}
+    behind = graph.nodes[last + 1 : part.frost_line.after + 1]
+    return len(taken) < len(names) and any(not weights.isdisjoint(reads(node)) for node in behind)
+
+
+_MADE_AGAIN = (
+    "frozen layers run here too, since tensors at the frost line ({}) are made of others there by code that is in no "
+    "module of its own: put it into modules, or freeze up to a layer that gives one tensor"
+)
+
+
+def _is_finite(model: nn.Module, part: FrozenPart, specs: Sequence[TensorSpec]) -> bool:
+    """Whether the frozen part gives finite numbers for a few random samples, without which nothing can be compared."""
+    batch = random_batch(model, specs, _RECORDED_ROWS, torch.Generator().manual_seed(0))
+    return all(bool(feature.isfinite().all()) for feature in features_of(part, batch, device_of(model)))
+
+
+def _why_shorter(part: FrozenPart) -> str:
+    if part.mixing:
+        return f"{part.mixing[-1].why}: the frozen layers from there on run here, as in your loop"
     stopped = (
         f"a node does not run {part.stopped_by}: the frozen layers from there on run here; compute that by other "
         "operators, or freeze up to a layer before it"
     )
-    rest = frozen_rest(model, part, specs)
-    return CutNetwork(
-        cuts=part.cuts,
-        prefix=part.prefix,
-        head=head,
-        fallback=_with_rest(mixed or (stopped if part.stopped_by else part.moved), rest) or None,
-        part=part,
-        rest=rest,
-    )
+    return stopped if part.stopped_by else part.moved
+
+
+def _holds_all_frozen(model: nn.Module, specs: Sequence[TensorSpec], graph: Graph) -> bool:
+    """Whether the graph of a trace that ends early has all the frozen weights that the network uses."""
+    read = {name for node in graph.nodes for name in reads(node)}
+    paths = {path for name, path in graph.leaves if name in read}
+    named = model.named_parameters(remove_duplicate=False)
+    followed = {id(parameter) for path, parameter in named if path in paths}
+    try:
+        used = [parameter for _, parameter in used_parameters(model, specs) if parameter is not None]
+    except ModelError:  # on zeros
+        used = [*model.parameters()]
+    return all(parameter.requires_grad or id(parameter) in followed for parameter in used)
 
 
 def _with_rest(reason: str, rest: FrozenRest | None) -> str:
@@ -345,6 +435,10 @@ def _with_rest(reason: str, rest: FrozenRest | None) -> str:
     return f"{reason}; {rest}" if reason else f"{rest}, because {rest.why}"
 
 
+_NOT_FINITE = (
+    "its frozen layers give Inf or NaN for random samples, as where 16 bits do not hold them, so that nothing shows if "
+    "the network does the same behind these alone"
+)
 _OTHERWISE = (
     "behind its frozen layers alone the network does otherwise than whole, since its code looks at values before the "
     "frost line or keeps some in Python"

@@ -4,7 +4,7 @@ import copy
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
 
@@ -15,6 +15,7 @@ from frostline.core import Graph, TensorSpec
 from frostline.core.errors import ModelError, NotTraceable, UnsafeArtifact
 from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values, resolve_allowed
 from frostline.engines.machine import compute_slot
+from frostline.models.absent import Unsteady
 from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
 from frostline.models.cuts import contiguous_copies
 from frostline.models.freezing import frozen_modules
@@ -30,13 +31,11 @@ from frostline.models.frozen import (
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
     StandIn,
-    all_in_eval,
     graft,
     has_same_parameters,
     is_split,
     lone_buffers,
     lone_parameters,
-    modes,
     module_at,
     run_lock,
     tensor_paths,
@@ -47,11 +46,11 @@ from frostline.models.modules import (
 from frostline.models.outside import NOT_PLAIN, is_other, is_same_plain, outside_values, plain_copy
 from frostline.models.skipping import (
     SkipPlan,
-    Unsteady,
+    enclosed_modules,
     makes_same_features,
-    plan_of,
     run_behind,
-    written_activations,
+    to_the_line,
+    whole_plan,
 )
 from frostline.models.tracing import (
     UNFIT,
@@ -88,6 +87,10 @@ _ROWS_OF_A_PLAN = 2
 _SEED = 1
 _OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
 _NOT_COMPILED = "torch.compile leaves job.head as it is: compile your trained layers, as model.classifier.compile()"
+_NOT_CONVERTED = (
+    "a job's head runs your network's own Python code, which torch.jit.script, torch.export and ONNX cannot convert as "
+    "a part: train job.head, and script or export the network itself"
+)
 _TAKES_ACTIVATIONS = (
     "the head was called with {}, and takes batch.features alone: what else the network's forward takes, such as "
     "labels, has a default there, with which the network was cut; compute what needs it from what the head returns"
@@ -164,10 +167,7 @@ class Head(StandIn, ABC):
 
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit asks for what is to be scripted."""
-        raise ModelError(
-            "a job's head runs your network's own Python code, which torch.jit.script cannot compile as a part: train "
-            "job.head, and script the network itself"
-        )
+        raise ModelError(_NOT_CONVERTED)
 
     def forward(self, *features: torch.Tensor | Sequence[torch.Tensor], **others: Any) -> Any:
         """What the network returns for these activations; autocast around it reaches what is computed here alone.
@@ -178,8 +178,10 @@ class Head(StandIn, ABC):
             others: arguments that are refused: what else the network's ``forward`` may take was not there at the cut.
 
         Raises:
-            ModelError: More is given than what crosses the frost line, or less.
+            ModelError: More is given than what crosses the frost line, or less; or the head is traced or exported.
         """
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined,no-untyped-call]
+            raise ModelError(_NOT_CONVERTED)
         if others:
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
         if len(features) == 1 and hasattr(features[0], "features"):
@@ -444,10 +446,13 @@ class SkippingHead(Head):
         """What of its modules' attributes is read before the frost line; see ``SkipPlan``."""
         return self._plan.reads
 
+    @property
+    def taken(self) -> frozenset[int]:
+        """Numbers of the tensors at the frost line that its code takes; it makes the others again, of these."""
+        return self._plan.taken
+
     def changed_read(self, *, theirs_alone: bool = False) -> str | None:
         """What changes the layers before the frost line by its value now, in words; None where nothing does.
-
-        Attributes of modules that they read, and plain values that the user's own code reaches beside them.
 
         A value that differs from that of the cut is tried once: the network runs on two rows. So one that only the head
         minds, as an adapter that is switched off there, is the user's own.
@@ -499,7 +504,7 @@ class SkippingHead(Head):
         batch = _batch_of_a_plan(model, self._inputs)
         flags = {path: self._flags.get(path, module.training) for path, module in model.named_modules()}
         try:
-            with kept_draws(), _to_the_line(model, flags, is_cast=is_cast):
+            with kept_draws(), to_the_line(model, flags, is_cast=is_cast):
                 meant = [tensor.to(device_of(model)) for tensor in self._meant]
                 return makes_same_features(model, self._plan, cast_inputs(model, batch), meant, is_moved=is_moved)
         except UNFIT:
@@ -517,9 +522,7 @@ class SkippingHead(Head):
         return self._inputs, self._meant
 
     def traced_graphs(self) -> tuple[HeadGraph, HeadGraph] | None:
-        """What it computes in train mode and in eval mode, as graphs; None where the network was not traced.
-
-        Its modes stay as they are.
+        """What it computes in train and in eval mode, as graphs, with its modes kept; None where it was not traced.
 
         Raises:
             ModelError: The graphs are not what the user's own code does, gradients included; or it gives something else
@@ -578,32 +581,29 @@ def skipping_head(
     """
     batch = _batch_of_a_plan(model, inputs)
     try:
-        with _to_the_line(model, flags):
-            features = features_of(part, batch, device_of(model))
-            if has_alike_features(part, features):
-                raise Unsteady(ALIKE)
-            plan = plan_of(model, cast_inputs(model, batch), features)
-        if plan is None:
-            return None
-        for training in (flags, all_in_eval(model)):
-            with modes(model, training):
-                written = written_activations(model, plan, inputs, features)
-            plan = replace(plan, written=plan.written | written)
+        features = features_of(part, batch, device_of(model))
+        if has_alike_features(part, features):
+            raise Unsteady(ALIKE)
+        plan = whole_plan(model, inputs, batch, features, flags)
     except UNFIT:
         return None
-    return SkippingHead(model, part, inputs, plan, flags, rest, features)
+    if plan is None:
+        return None
+    head = SkippingHead(model, part, inputs, plan, flags, rest, features)
+    if len(plan.taken) == len(features):
+        return head
+    inside = enclosed_modules(part.traced.graph, part.frost_line.after)
+    with suppress(Unsteady, *UNFIT):  # of what crosses, some is made again from the first of it
+        further = whole_plan(model, inputs, batch, features, flags, inside)
+        if further is not None and len(further.taken) > len(plan.taken):
+            other = SkippingHead(model, part, inputs, further, flags, rest, features)
+            if equals_whole(model, part, other, inputs, flags):
+                return other
+    return head
 
 
 def _batch_of_a_plan(model: nn.Module, inputs: Sequence[TensorSpec]) -> list[torch.Tensor]:
     return random_batch(model, inputs, _ROWS_OF_A_PLAN, torch.Generator().manual_seed(_SEED))
-
-
-@contextmanager
-def _to_the_line(model: nn.Module, flags: Mapping[str, bool], *, is_cast: bool = False) -> Iterator[None]:
-    """Within the block the network computes what the frozen part does, whatever the caller's own block says."""
-    uncast = nullcontext() if is_cast else torch.autocast(device_of(model).type, enabled=False)
-    with modes(model, flags), torch.no_grad(), uncast:
-        yield
 
 
 _ELSEWHERE = "choose another policy, with which the head is trained here"

@@ -5,6 +5,8 @@ decides, and each such size is a line through these two. ``torch.export`` gives 
 to be imported before it begins.
 
 Sees PyTorch's operators before they are taken apart, since autograd's part of the dispatcher is left out.
+
+Of code that no graph can express it has what both batches have in common until then.
 """
 
 import inspect
@@ -19,10 +21,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import TreeSpec, tree_flatten
+from torch.utils.weak import TensorWeakRef
 
 from frostline.core import Dim, GraphNode, Ref, Token
 from frostline.core.errors import NotTraceable
 from frostline.core.graph import Argument, references
+from frostline.engines.graph_runner import is_known
 from frostline.engines.measure import SeesOperators, storage_key
 
 __all__ = ("BY_SIZE", "BY_VALUES", "Recording", "record", "size_of")
@@ -83,7 +87,8 @@ class Recording:
         calls: the operators, in order.
         values: shape, strides and dtype of each tensor by its name.
         outputs: tensors and numbers that the network returned.
-        structure: the way that these form what ``forward`` returns.
+        structure: the way that these form what ``forward`` returns; None where the recording ends before that.
+        alive: names of the tensors that the code had in hand there.
     """
 
     inputs: tuple[str, ...]
@@ -93,6 +98,7 @@ class Recording:
     values: dict[str, Value] = field(default_factory=dict)
     outputs: tuple[Argument, ...] = ()
     structure: TreeSpec | None = None
+    alive: frozenset[str] = frozenset()
 
     def nodes(self, other: "Recording") -> tuple[tuple[GraphNode, ...], tuple[Argument, ...]]:
         """The graph's nodes and outputs, from this recording and one of another batch.
@@ -113,24 +119,67 @@ class Recording:
         outputs = tuple(sizes.both(*pair) for pair in zip(self.outputs, other.outputs, strict=True))
         return (*sizes.made, *nodes), outputs
 
+    def common_start(
+        self, other: "Recording"
+    ) -> tuple[tuple[GraphNode, ...], tuple[Argument, ...], tuple[Argument, ...]]:
+        """The nodes up to where this recording and one of another batch part, what is needed there, and what is alive.
 
-def record(model: nn.Module, batch: Sequence[torch.Tensor], earlier: Recording | None = None) -> Recording:
+        Needed is what one of them reads later, and what nobody has read when a recording ended: of what was read
+        before nobody knows. Alive is that too, with all that the code had in hand.
+        """
+        sizes, nodes = _Sizes(self.inputs[0]), list[GraphNode]()
+        others = {name for name, path in self.leaves.items() if not self._has_alike(other, name, path)}
+        for own, theirs in zip(self.calls, other.calls, strict=False):
+            read = {*references(own.args), *references(own.kwargs)}
+            if (own.name, own.op) != (theirs.name, theirs.op) or not (others.isdisjoint(read) and is_known(own.op)):
+                break
+            try:
+                args = cast(_Args, sizes.both(own.args, theirs.args))
+                nodes.append(_node(own, theirs, args, cast(_Named, sizes.both(own.kwargs, theirs.kwargs))))
+            except NotTraceable:
+                break
+        later = {*references(self.outputs), *references(other.outputs)}
+        for call in (*self.calls[len(nodes) :], *other.calls[len(nodes) :]):
+            later.update(references(call.args), references(call.kwargs))
+        read = {name for node in nodes for name in (*references(node.args), *references(node.kwargs))}
+        alive = self.alive & other.alive
+        needed, in_hand = (
+            tuple(Ref(node.name) for node in nodes if node.name in wanted)
+            for wanted in (later | (alive - read), later | alive)
+        )
+        return (*sizes.made, *nodes), needed, in_hand
+
+    def _has_alike(self, other: "Recording", name: str, path: str) -> bool:
+        if other.leaves.get(name) != path:
+            return False
+        return path not in self.constants or _is_equal(self.constants[path], other.constants[path])
+
+
+def record(
+    model: nn.Module, batch: Sequence[torch.Tensor], earlier: Recording | None = None, *, may_end_early: bool = False
+) -> Recording:
     """Run ``model`` once and say what it called.
 
     Args:
         model: the user's network, in the modes that it is to be recorded in. What its code leaves behind stays.
         batch: inputs of the network.
         earlier: recording of a smaller batch, by which sizes are told from numbers.
+        may_end_early: give what was recorded until the network does something that no graph can express.
 
     Raises:
-        NotTraceable: The network does something that no graph can express.
+        NotTraceable: The network does that, and the recording may not end early.
     """
     recorder = _Recorder(model, batch, earlier)
     with torch.enable_grad():
         below_autograd = torch._C._AutoDispatchBelowAutograd()  # noqa: SLF001 (no public name does this)
-        with _as_exported(), _followed(recorder), _Watch(recorder), below_autograd, recorder:
-            returned = model(*batch)
-        return recorder.ended(returned)
+        try:
+            with _as_exported(), _followed(recorder), _Watch(recorder), below_autograd, recorder:
+                returned = model(*batch)
+        except NotTraceable:
+            if not may_end_early:
+                raise
+            return recorder.ended_early()  # while the frames are there that hold the tensors
+        return recorder.ended(returned, keeps_all=may_end_early)
 
 
 @contextmanager
@@ -196,6 +245,7 @@ class _Recorder(SeesOperators):  # type: ignore[no-untyped-call]  # torch does n
         self._kept = [*model.parameters(), *model.buffers()]  # so that no other tensor has their place in memory
         self._weights = {storage_key(tensor) for tensor in self._kept if tensor.layout == torch.strided}
         self._known: dict[int, str] = {}
+        self._seen = list[TensorWeakRef]()
         for name, tensor in zip(self._found.inputs, batch, strict=True):
             self._counts[name] = 1
             self._see(tensor, name)
@@ -210,6 +260,9 @@ class _Recorder(SeesOperators):  # type: ignore[no-untyped-call]  # torch does n
             made = func(*args, **(kwargs or {}))
             self._call(func, given, named, made)
             return made
+        except NotTraceable:
+            self.note_alive()
+            raise
         finally:
             self.is_at_work = False
 
@@ -230,14 +283,26 @@ class _Recorder(SeesOperators):  # type: ignore[no-untyped-call]  # torch does n
         pairs = zip(earlier.shape, value.shape, strict=True)
         return [more if few == more else _BatchSize((few, more)) for few, more in pairs]
 
-    def ended(self, returned: Any) -> Recording:
-        """The recording, once the network has returned this."""
+    def ended(self, returned: Any, *, keeps_all: bool) -> Recording:
+        """The recording, once the network has returned this; without calls of which nothing is read, or with all."""
         self._copy_replaced_buffers()
         leaves, structure = tree_flatten(returned)
         self._found.outputs = tuple(self._argument(leaf) for leaf in leaves)
         self._found.structure = structure
-        self._found.calls = _needed(self._found.calls, self._found.outputs)
+        if not keeps_all:
+            self._found.calls = _needed(self._found.calls, self._found.outputs)
         return self._found
+
+    def ended_early(self) -> Recording:
+        """The recording, before the network returns anything."""
+        if not self._found.alive:
+            self.note_alive()
+        return self._found
+
+    def note_alive(self) -> None:
+        """Note the tensors that the network's code has in hand, of which no frame has some any more once it is left."""
+        tensors = (tensor for place in self._seen if (tensor := place()) is not None)
+        self._found.alive = frozenset(map(self._name, tensors))  # as each is called by now
 
     def _copy_replaced_buffers(self) -> None:
         """What the network put in the place of a buffer is that buffer's next value."""
@@ -309,6 +374,7 @@ class _Recorder(SeesOperators):  # type: ignore[no-untyped-call]  # torch does n
         """Call a tensor so from now on."""
         self._refuse_sparse([tensor])
         self._found.values[name] = _value(tensor)
+        self._seen.append(TensorWeakRef(tensor))
         if id(tensor) in self._own or id(tensor) in self._known:
             self._known[id(tensor)] = name
         else:
@@ -392,6 +458,7 @@ class _Watch(TorchFunctionMode):
         if self._recorder.is_at_work:
             return func(*args, **(kwargs or {}))
         if func in _READ_OUT and self._recorder.depends(args[0]):
+            self._recorder.note_alive()
             raise NotTraceable(BY_VALUES)
         made = func(*args, **(kwargs or {}))
         if func not in (_SHAPE, _SIZE, _LEN) or (sizes := self._recorder.sizes(args[0])) is None:

@@ -7,41 +7,44 @@ activations in their places.
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map, tree_unflatten
 
-from frostline.core import TensorSpec
+from frostline.core import Graph, GraphNode, TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
+from frostline.models.absent import MADE_LIKE, Absent, Run, Unsteady, no_values_for
 from frostline.models.modules import (
     CallRecorder,
     CountedCall,
+    all_in_eval,
     inverse_order,
-    is_in_place,
     laid_out,
     memory_order,
-    name_of_function,
+    modes,
     state_of,
     watch_reads,
     with_forwards,
 )
 from frostline.models.outside import PLAIN, plain_copy
-from frostline.models.tracing import cast_specs, output_leaves
+from frostline.models.tracing import cast_inputs, cast_specs, device_of, output_leaves
 
 __all__ = (
+    "RECORDING",
     "SkipPlan",
-    "Unsteady",
+    "enclosed_modules",
     "makes_same_features",
     "plan_of",
     "run_behind",
+    "to_the_line",
+    "whole_plan",
     "written_activations",
 )
 
@@ -138,6 +141,8 @@ class SkipPlan:
             not changed by a run.
         written: numbers of the activations into which the network writes, so that it is given copies of these.
         learning: numbers of those that require gradients in the network, as where checkpoints of activations need it.
+        inside: paths of modules that count as one operation where they are called with activations alone, since the
+            frozen part has all that they do.
     """
 
     placements: tuple[_Placement, ...]
@@ -146,216 +151,12 @@ class SkipPlan:
     reads: tuple[tuple[str, str, Any], ...] = ()
     written: frozenset[int] = frozenset()
     learning: frozenset[int] = frozenset()
+    inside: frozenset[str] = frozenset()
 
-
-class Unsteady(Exception):
-    """The frozen part does something else in each run, by what its code keeps in Python."""
-
-
-class _Absent(torch.Tensor):
-    """A tensor of which only the shape is there; while a plan is made, it has values that the network may not see."""
-
-    known: torch.Tensor
-    run: "_Run"
-    # By this class code of others, such as transformers' masks, knows a tensor whose values it must not ask for.
-    __class__ = property(lambda _: FakeTensor)
-
-    @staticmethod
-    def __new__(cls: type["_Absent"], inner: torch.Tensor, run: "_Run") -> "_Absent":
-        made: _Absent = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
-            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, device=run.device
-        )
-        made.known, made.run = inner, run
-        return made
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return _absent_in(args, kwargs)[0].run.operate(func, args, kwargs or {})
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        raise ModelError(_asked(getattr(func, "__name__", str(func))))
-
-
-def _asked(name: str) -> str:
-    return f"the network asks for values ({name}) that were skipped: they are not delivered"
-
-
-_HIDDEN = (
-    "its frozen layers require gradients, and code that turns them off hides to where these flow, as checkpoints of "
-    "activations with use_reentrant=True do"
-)
-
-
-def _absent_in(*values: Any) -> "list[_Absent]":
-    found: list[_Absent] = []
-    _each(values, found.append)
-    return found
-
-
-def _each(value: Any, tell: Callable[["_Absent"], None]) -> None:
-    if isinstance(value, _Absent):
-        tell(value)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            _each(item, tell)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _each(item, tell)
-
-
-def _replaced(value: Any, other: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return other(value)
-    if type(value) in (list, tuple):
-        return type(value)(_replaced(item, other) for item in value)
-    if type(value) is dict:
-        return {name: _replaced(item, other) for name, item in value.items()}
-    return value
-
-
-_ABOUT = frozenset(
-    (
-        *("shape", "size", "dim", "ndim", "dim_order", "dtype", "layout", "numel", "nelement", "stride", "itemsize"),
-        *("is_contiguous", "is_floating_point", "is_complex", "is_signed", "requires_grad", "element_size", "nbytes"),
-        *("is_sparse", "is_quantized", "is_mkldnn", "is_nested", "is_inference", "is_leaf", "grad_fn", "grad"),
-        *("_version", "storage_offset", "names", "has_names", "__len__", "__hash__", "__repr__", "__format__"),
-    )
-)
-"""What may be asked of a tensor that is not there, by the names of functions, methods and attributes."""
-_WHERE = frozenset(("device", "is_cuda", "is_cpu", "is_meta", "is_mps", "is_xpu", "get_device", "type"))
-"""What may be asked of the device that it would be on."""
-_MADE_LIKE = frozenset(
-    (
-        *("zeros_like", "ones_like", "full_like", "empty_like"),
-        *("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor"),
-    )
-)
-"""What makes a tensor of the same kind, whose values are its own."""
-_WRITING = frozenset({"__setitem__", "copy_", "set_", "__iadd__", "__isub__", "__imul__", "__itruediv__"})
-
-
-class _Run:
-    """One pass of the network's own forward, with absent tensors in it.
-
-    Args:
-        device: the place where the tensors would be.
-        rows: size of the batch.
-        is_real: True if absent tensors have values, as while a plan is made.
-        placed: function that gives the tensor that takes a result's place, where one does.
-        last: number of operations behind which nothing is absent; None where that is not known yet.
-        learns: gradients are on, so that it is seen which values require them.
-    """
-
-    def __init__(
-        self,
-        device: torch.device,
-        rows: int,
-        placed: Callable[[int, int, str, torch.Tensor], torch.Tensor | None],
-        *,
-        is_real: bool = False,
-        last: int | None = None,
-        learns: bool = False,
-    ) -> None:
-        self.device = device
-        self.rows = rows
-        self.count = 0
-        self._is_real = is_real
-        self._placed = placed
-        self._last = last
-        self._learns = learns
-
-    def given(self, place: int, inner: torch.Tensor) -> torch.Tensor:
-        """An input of the network."""
-        return self._made(place - _INPUTS, 0, "input", inner)
-
-    def absent(self, inner: torch.Tensor) -> torch.Tensor:
-        return _Absent(inner, self)
-
-    def operate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What an operation of which some tensors are absent gives."""
-        name = name_of_function(func)
-        if name in _ABOUT:
-            return func(*_replaced(args, _bare), **kwargs)
-        if name in _WHERE:
-            return func(*_replaced(args, self._there), **kwargs)
-        if self._last is not None and self.count > self._last:
-            raise ModelError(_asked(name))
-        place, self.count = self.count, self.count + 1
-        if name in _MADE_LIKE:
-            return func(*_replaced(args, self._there_shaped), **_replaced(kwargs, self._there_shaped))
-        output = self._computed(func, name, args, kwargs)
-        taken = _absent_in(args, kwargs)
-        owners = {id(absent.known): absent for absent in taken}
-        leaves, structure = tree_flatten(output)
-        if not any(isinstance(leaf, torch.Tensor) for leaf in leaves) and output is not None:
-            raise ModelError(_asked(name))
-        wrapped = [self._wrapped(place, number, name, leaf, owners) for number, leaf in enumerate(leaves)]
-        return tree_unflatten(wrapped, structure)
-
-    def _computed(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        out = kwargs.get("out")
-        target = args[0] if out is None and args else out
-        if (name in _WRITING or out is not None or is_in_place(name)) and not isinstance(target, _Absent):
-            raise ModelError(f"the network writes values ({name}) that were skipped into a tensor of its own")
-        if (
-            self._learns
-            and not torch.is_grad_enabled()
-            and any(a.known.requires_grad for a in _absent_in(args, kwargs))
-        ):
-            raise Unsteady(_HIDDEN)
-        if self._is_real:
-            return func(*_replaced(args, _bare), **_replaced(kwargs, _bare))
-        if name in ("to", "cuda", "cpu"):
-            args, kwargs = _staying(name, args, kwargs)
-        try:
-            return func(*_replaced(args, _shape_of), **_replaced(kwargs, _shape_of))
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            raise ModelError(f"{_asked(name)} ({str(error).partition(chr(10))[0]})") from error
-
-    def _wrapped(self, place: int, number: int, name: str, leaf: Any, owners: Mapping[int, _Absent]) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        placed = self._placed(place, number, name, leaf)
-        if placed is not None:
-            return placed
-        return owners[id(leaf)] if id(leaf) in owners else self.absent(leaf)
-
-    def _made(self, place: int, number: int, name: str, inner: torch.Tensor) -> torch.Tensor:
-        placed = self._placed(place, number, name, inner)
-        return self.absent(inner) if placed is None else placed
-
-    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, _Absent):
-            return tensor
-        return torch.empty((0,), dtype=tensor.known.dtype, device=self.device)
-
-    def _there_shaped(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, _Absent):
-            return tensor
-        return torch.empty((), dtype=tensor.known.dtype, device=self.device).expand(tensor.known.shape)
-
-
-_INPUTS = 1 << 20  # inputs are told from operations by numbers below zero
-
-
-def _bare(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.known if isinstance(tensor, _Absent) else tensor
-
-
-def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.known if isinstance(tensor, _Absent) else torch.empty_like(tensor, device="meta")
-
-
-def _staying(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of ``Tensor.to`` and its like without a device: what is absent moves nowhere."""
-    kept = [arg for arg in args[1:] if (name == "to" and not isinstance(arg, str | torch.device | int)) or arg is True]
-    kwargs = {key: value for key, value in kwargs.items() if key != "device"} if name == "to" else {}
-    return (args[0], *(kept or ([] if kwargs else [args[0].known.dtype]))), kwargs
+    @property
+    def taken(self) -> frozenset[int]:
+        """Numbers of the tensors that take a place; the network's own code makes all others again."""
+        return frozenset(placement.tensor for placement in self.placements)
 
 
 def _given(
@@ -379,7 +180,68 @@ class _Reached(BaseException):
     """The last activation has come in; no error, so that no network's own code takes it for one."""
 
 
-def plan_of(model: nn.Module, batch: Sequence[torch.Tensor], features: Sequence[torch.Tensor]) -> SkipPlan | None:
+@contextmanager
+def to_the_line(model: nn.Module, flags: Mapping[str, bool], *, is_cast: bool = False) -> Iterator[None]:
+    """Within the block the network computes what the frozen part does, whatever the caller's own block says."""
+    uncast = nullcontext() if is_cast else torch.autocast(device_of(model).type, enabled=False)
+    with modes(model, flags), torch.no_grad(), uncast:
+        yield
+
+
+def enclosed_modules(graph: Graph, line: int) -> frozenset[str]:
+    """Paths of the modules of which all that was traced lies before the frost line.
+
+    Args:
+        graph: the whole network.
+        line: index of the last node before it.
+    """
+
+    def around(nodes: Sequence[GraphNode]) -> set[str]:
+        paths = {node.module.partition("@")[0] for node in nodes}
+        return {path[:end] for path in paths for end, mark in enumerate(f"{path}.") if mark == "."}
+
+    return frozenset(around(graph.nodes[: line + 1]) - around(graph.nodes[line + 1 :]) - {""})
+
+
+def whole_plan(
+    model: nn.Module,
+    inputs: Sequence[TensorSpec],
+    batch: Sequence[torch.Tensor],
+    features: Sequence[torch.Tensor],
+    flags: Mapping[str, bool],
+    inside: frozenset[str] = frozenset(),
+) -> SkipPlan | None:
+    """What ``plan_of`` finds, and the activations into which the network writes in each mode.
+
+    Args:
+        model: the user's network, left as it was.
+        inputs: specifications of its inputs.
+        batch: a few rows, as they are prepared.
+        features: tensors that its frozen part gives for them.
+        flags: the modes in which the head is trained.
+        inside: see ``SkipPlan``.
+
+    Raises:
+        Unsteady: See ``plan_of``.
+    """
+    inside = frozenset(path for path in inside if not _has_hooks_inside(model.get_submodule(path)))
+    with to_the_line(model, flags):
+        plan = plan_of(model, cast_inputs(model, batch), features, inside)
+    if plan is None:
+        return None
+    for training in (flags, all_in_eval(model)):
+        with modes(model, training):
+            written = written_activations(model, plan, inputs, features)
+        plan = replace(plan, written=plan.written | written)
+    return plan
+
+
+def plan_of(
+    model: nn.Module,
+    batch: Sequence[torch.Tensor],
+    features: Sequence[torch.Tensor],
+    inside: frozenset[str] = frozenset(),
+) -> SkipPlan | None:
     """Find out where the tensors at the frost line come from, and what need not run before it.
 
     It is the caller who sets modes, and puts buffers back.
@@ -388,6 +250,7 @@ def plan_of(model: nn.Module, batch: Sequence[torch.Tensor], features: Sequence[
         model: the user's network.
         batch: a few rows, as the network takes them.
         features: tensors that its frozen part gives for them.
+        inside: see ``SkipPlan``.
 
     Returns:
         None where the network's code does not make such tensors, or looks at values before the frost line.
@@ -398,17 +261,23 @@ def plan_of(model: nn.Module, batch: Sequence[torch.Tensor], features: Sequence[
     before = {id(module): dict(vars(module)) for module in model.modules()}
     found: list[tuple[_Placement, torch.Tensor]] = []
     calls: list[CountedCall] = []
+    entries: list[int] = []
     for error in _ERRORS:  # what is equal first: a layer that does almost nothing gives almost the same
         found.clear()
-        calls = _run_on(model, batch, partial(_recognised, features, error, found))
+        entries.clear()
+        calls = _run_on(model, batch, partial(_recognised, features, error, found), inside, entries=entries)
         if {placement.tensor for placement, _ in found} == set(range(len(features))):
             break
     if not found:
         return None
     placed = {id(value): placement for placement, value in found}
-    plan = SkipPlan(placements=tuple(placed.values()), idle=_idle(model, calls, placed))
+    counted = [call for call in calls if _is_counted(call, inside, entries)]
+    calls = [call for call in calls if not _is_within(call, [*map(id, counted)])]
+    plan = SkipPlan(placements=tuple(placed.values()), idle=_idle(model, calls, placed), inside=inside)
     others, learning, reads = _run_again(model, plan, batch, features, before)
-    skipped = tuple(_skippable(model, calls, others, plan, placed))
+    skipped = tuple(_skippable(model, calls, others, plan, placed, entries))
+    if not {*entries} <= {place for call in skipped for place in range(call.starts, call.ends)}:
+        return None  # what counted as one operation would run as it is
     return replace(plan, skipped=skipped, reads=reads, learning=learning)
 
 
@@ -416,12 +285,23 @@ def _run_on(
     model: nn.Module,
     batch: Sequence[torch.Tensor],
     placed: Callable[[int, int, str, torch.Tensor], torch.Tensor | None],
+    inside: Collection[str],
     *,
     learns: bool = False,
+    entries: list[int] | None = None,
 ) -> list[CountedCall]:
-    run = _Run(batch[0].device, len(batch[0]), placed, is_real=True, learns=learns)
+    run = Run(batch[0].device, len(batch[0]), placed, is_real=True, learns=learns)
     with torch.set_grad_enabled(learns):
-        return _recorded(model, run, [run.given(place, tensor.clone()) for place, tensor in enumerate(batch)])
+        given = [run.take(place, tensor.clone()) for place, tensor in enumerate(batch)]
+        calls = _recorded(model, run, given, inside)
+    if entries is not None:
+        entries.extend(run.entries)
+    return calls
+
+
+def _is_counted(call: CountedCall, inside: Collection[str], entries: Collection[int]) -> bool:
+    """Whether a call counted as one operation."""
+    return call.path in inside and call.starts in entries and call.ends == call.starts + 1
 
 
 def makes_same_features(
@@ -491,7 +371,7 @@ def _run_to_the_line(
             raise _Reached
         return value.clone()
 
-    _run_on(model, batch, placed)
+    _run_on(model, batch, placed, plan.inside)
     if places:
         raise Unsteady(_OTHER)
 
@@ -521,7 +401,7 @@ def _recognised(
     value: torch.Tensor,
 ) -> torch.Tensor | None:
     """The value itself, where it is one of those at the frost line."""
-    if name in _MADE_LIKE or value.dim() == 0 or type(value) is not torch.Tensor:
+    if name in MADE_LIKE or value.dim() == 0 or type(value) is not torch.Tensor:
         return None
     order = memory_order(value)
     for tensor, feature in enumerate(features):
@@ -551,10 +431,14 @@ def _uncompiled() -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def _recorded(model: nn.Module, run: _Run, inputs: Sequence[torch.Tensor]) -> list[CountedCall]:
+def _recorded(model: nn.Module, run: Run, inputs: Sequence[torch.Tensor], inside: Collection[str]) -> list[CountedCall]:
     recorder = CallRecorder(lambda: run.count)
+
+    def forward(path: str, own: Callable[..., Any]) -> Callable[..., Any]:
+        return recorder.forward(path, (lambda *args, **kwargs: run.call(own, args, kwargs)) if path in inside else own)
+
     modules = {path: module for path, module in model.named_modules() if path}
-    with compute_slot(), _uncompiled(), with_forwards(modules, recorder.forward), suppress(_Reached):
+    with compute_slot(), _uncompiled(), with_forwards(modules, forward), suppress(_Reached):
         model(*inputs)
     return recorder.calls
 
@@ -580,7 +464,7 @@ def _calls_on(
             raise _Reached
         return tensor
 
-    calls = _run_on(model, [torch.cat([rows, rows[:1]]) for rows in batch], placed, learns=True)
+    calls = _run_on(model, [torch.cat([rows, rows[:1]]) for rows in batch], placed, plan.inside, learns=True)
     learning = frozenset(tensor for tensor, learns, _ in seen if learns)
     return calls, learning, len(seen) == len(tensors) and all(is_close for *_, is_close in seen)
 
@@ -618,6 +502,7 @@ def _skippable(
     others: Sequence[CountedCall],
     plan: SkipPlan,
     placed: Mapping[int, _Placement],
+    entries: Collection[int],
 ) -> Iterator[_SkippedCall]:
     """The outermost calls that may be skipped."""
     alike = {(call.path, call.call): call for call in others}
@@ -625,15 +510,34 @@ def _skippable(
     for call in calls:
         if _is_within(call, taken) or call.structure is None or call.ends <= call.starts:
             continue
-        if any(parameter.requires_grad for parameter in model.get_submodule(call.path).parameters()):
+        module = model.get_submodule(call.path)
+        if any(parameter.requires_grad for parameter in module.parameters()) or _has_hooks_inside(module):
             continue
         other = alike.get((call.path, call.call))
-        is_at_line = _is_layer(model.get_submodule(call.path)) and _is_at_line(call, plan, placed)
-        leaves = _crossing(call, plan, placed) if is_at_line else _absences(call, other, plan)
+        is_at_line = _is_layer(module) and _is_at_line(call, plan, placed)
+        if _is_counted(call, plan.inside, entries):
+            leaves = _given_by_call(call, other, placed)
+        else:
+            leaves = _crossing(call, plan, placed) if is_at_line else _absences(call, other, plan)
         if leaves is not None:
             taken.append(id(call))
             gives = tree_unflatten(leaves, call.structure)
             yield _SkippedCall(path=call.path, call=call.call, starts=call.starts, ends=call.ends, gives=gives)
+
+
+RECORDING = ("transformers.utils.output_capturing",)
+"""Where hooks come from that note what layers give and change nothing; transformers sets them at the first forward."""
+
+
+def _has_hooks_inside(module: nn.Module) -> bool:
+    """Whether somebody has hooks on modules in it, which do not run where it is skipped whole."""
+    return any(
+        getattr(hook, "__module__", "") not in RECORDING
+        for inner in module.modules()
+        if inner is not module
+        for hooks in (inner._forward_hooks, inner._forward_pre_hooks)  # noqa: SLF001
+        for hook in hooks.values()
+    )
 
 
 def _is_layer(module: nn.Module) -> bool:
@@ -677,13 +581,29 @@ def _absences(call: CountedCall, other: CountedCall | None, plan: SkipPlan) -> l
     return [_absence(*pair) for pair in zip(call.leaves, other.leaves, strict=True)]
 
 
+def _given_by_call(call: CountedCall, other: CountedCall | None, placed: Mapping[int, _Placement]) -> list[Any] | None:
+    """The leaves of what a call gives that counted as one operation; None where some are of an unknown kind."""
+    # The last one to be placed ends the other run, in which its call has no leaves.
+    others = [None] * len(call.leaves) if other is None or other.structure is None else other.leaves
+    pairs = [*zip(call.leaves, others, strict=True)]
+    if any(isinstance(leaf, Absent) and not isinstance(more, Absent) for leaf, more in pairs):
+        return None
+    found = [
+        _Crossing(placement=placed[id(leaf)], shape=tuple(leaf.shape[1:]))
+        if id(leaf) in placed
+        else _absence(leaf, more)
+        for leaf, more in pairs
+    ]
+    return found if all(isinstance(leaf, _Crossing | _Absence) or type(leaf) in PLAIN for leaf in found) else None
+
+
 def _is_idle(call: CountedCall, plan: SkipPlan) -> bool:
     if call.ends < 0 or call.ends > plan.placements[-1].operation:
         return False
     if any(call.starts <= placement.operation < call.ends for placement in plan.placements):
         return False
-    kinds = [isinstance(leaf, _Absent) or type(leaf) in PLAIN for leaf in call.leaves]
-    return all(kinds) and any(isinstance(leaf, _Absent) for leaf in call.leaves)
+    kinds = [isinstance(leaf, Absent) or type(leaf) in PLAIN for leaf in call.leaves]
+    return all(kinds) and any(isinstance(leaf, Absent) for leaf in call.leaves)
 
 
 def _idle(model: nn.Module, calls: Sequence[CountedCall], placed: Collection[int]) -> frozenset[str]:
@@ -699,12 +619,12 @@ def _idle(model: nn.Module, calls: Sequence[CountedCall], placed: Collection[int
 
 def _gives_nothing(call: CountedCall, placed: Collection[int]) -> bool:
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
-    return bool(tensors) and all(isinstance(leaf, _Absent) or id(leaf) in placed for leaf in tensors)
+    return bool(tensors) and all(isinstance(leaf, Absent) or id(leaf) in placed for leaf in tensors)
 
 
 def _absence(leaf: Any, other: Any) -> Any:
     """A leaf of what a skipped call returns, from what it was on a few rows and on one more."""
-    if not isinstance(leaf, _Absent):
+    if not isinstance(leaf, Absent):
         return leaf
     rows = leaf.run.rows
     pairs = zip(leaf.known.shape, other.known.shape, strict=True)
@@ -734,16 +654,16 @@ def run_behind(model: nn.Module, plan: SkipPlan, inputs: Sequence[TensorSpec], f
                 before_the_line.close()  # compiled layers that are trained run compiled
             return tensor
 
-        run = _Run(features[0].device, rows, placed, last=max(-1, last.operation))
+        run = Run(features[0].device, rows, placed, last=max(-1, last.operation))
         skipper = _Skipper(run, plan, features, before_the_line.close)
         modules = {path: model.get_submodule(path) for path in skipper.paths}
         before_the_line.enter_context(_uncompiled())
         with compute_slot(), with_forwards(modules, skipper.forward):
-            given = [run.given(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
+            given = [run.take(place, _meta(spec, rows)) for place, spec in enumerate(cast_specs(model, inputs))]
             before = [*map(state_of, features)]
             output = model(*given)
-    if any(isinstance(leaf, _Absent) for leaf in output_leaves(output)):
-        raise ModelError(_asked("returned"))
+    if any(isinstance(leaf, Absent) for leaf in output_leaves(output)):
+        raise ModelError(no_values_for("returned"))
     if before != [*map(state_of, features)]:
         raise ModelError(
             "the network writes into its activations at the frost line, which it did not when it was cut, so that the "
@@ -766,9 +686,7 @@ def written_activations(
 class _Skipper:
     """Gives what skipped calls gave, as far as anything is known of it."""
 
-    def __init__(
-        self, run: _Run, plan: SkipPlan, features: Sequence[torch.Tensor], reached: Callable[[], None]
-    ) -> None:
+    def __init__(self, run: Run, plan: SkipPlan, features: Sequence[torch.Tensor], reached: Callable[[], None]) -> None:
         self._run = run
         self._reached = reached
         self._plan = plan
@@ -797,4 +715,4 @@ class _Skipper:
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, _Crossing):
             return leaf.of(self._plan, self._features)
-        return self._run.absent(leaf.of(self._run.rows)) if isinstance(leaf, _Absence) else leaf
+        return self._run.hide(leaf.of(self._run.rows)) if isinstance(leaf, _Absence) else leaf

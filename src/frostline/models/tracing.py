@@ -27,6 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from frostline.core import Dim, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.errors import ModelError, NotTraceable
+from frostline.core.graph import Argument
 from frostline.engines.graph_runner import is_known
 from frostline.engines.machine import compute_slot, trace_slot
 from frostline.models.graph import replace_values, substitute
@@ -131,6 +132,7 @@ class Trace:
     constants: Mapping[str, torch.Tensor]
     structure: TreeSpec
     training: Mapping[str, bool]
+    alive: tuple[Argument, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As data with an example in the place of the structure, which torch makes anew only with a warning."""
@@ -148,13 +150,17 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu") if first is None else first.device
 
 
-def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[str, bool]) -> Trace:
+def trace(
+    model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[str, bool], may_end_early: bool = False
+) -> Trace:
     """Trace ``model`` on two batches of random numbers, the batch size left open.
 
     Args:
         model: the user's network; left as it was found.
         inputs: specifications of the inputs of ``forward``, in order.
         training: the mode by module path: whether it is in train mode while traced.
+        may_end_early: give the trace up to where the network cannot be followed. Its outputs are what is needed there,
+            as far as that can be told.
 
     Raises:
         NotTraceable: The network decides by values or by the number of rows, draws random numbers that are not
@@ -166,12 +172,12 @@ def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[s
             for rows in ROWS:
                 batch = cast_inputs(model, random_batch(model, inputs, rows, generator))
                 with trace_slot(), modes(model, training), _quiet():
-                    recordings.append(record(model, batch, *recordings))
-        nodes, outputs = recordings[0].nodes(recordings[1])
+                    recordings.append(record(model, batch, *recordings, may_end_early=may_end_early))
+        first, second = recordings
+        nodes, outputs, alive = first.common_start(second) if may_end_early else (*first.nodes(second), ())
     except UNFIT as error:
         reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
         raise NotTraceable(f"{_CANNOT} {type(model).__name__}: {reason}") from error
-    first = recordings[0]
     graph = Graph(inputs=first.inputs, leaves=tuple(first.leaves.items()), nodes=nodes, outputs=outputs)
     for node in nodes:
         if not is_known(node.op):
@@ -179,8 +185,9 @@ def trace(model: nn.Module, inputs: Sequence[TensorSpec], *, training: Mapping[s
     return Trace(
         graph=_with_casts(model, graph, inputs),
         constants=first.constants,
-        structure=cast(TreeSpec, first.structure),
+        structure=tree_structure(outputs) if first.structure is None else first.structure,
         training=dict(training),
+        alive=alive,
     )
 
 
