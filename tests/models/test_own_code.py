@@ -750,6 +750,17 @@ class TestItIsUsedAsTheNetwork:
         with pytest.raises(AttributeError, match="'joined' is a method of the network"):
             network.head.joined(torch.zeros(2, 16))
 
+    def test_attributes_of_the_network_are_deleted_where_they_are_set(self):
+        _, _, network = cut(Between())
+        network.head.qconfig = "int8"
+        assert network.head.fc.weight is not None
+        del network.head.qconfig
+        assert not hasattr(network.head, "qconfig")
+        with pytest.raises(AttributeError, match="qconfig"):
+            del network.head.qconfig
+        with pytest.raises(AttributeError, match="stem"):
+            del network.head.stem
+
     def test_names_of_its_own_and_those_of_the_network_are_apart(self):
         class Named(Between):
             def __init__(self):
@@ -884,6 +895,53 @@ def test_a_frozen_layer_that_counts_runs_in_the_users_loop(keep):
     model, plain, network = cut(model, "body")
     given = [batch for _ in range(LATE) for batch in batches()]
     assert trained(model, through(network), given=given) == trained(plain, plain, given=given)
+
+
+class Observing(nn.Module):
+    """A layer whose weights are rounded as for quantization: observers learn at first how many rows there are."""
+
+    def __init__(self, layer, plain):
+        super().__init__()
+        self.layer, self.plain = layer, plain
+        for name, value in (("least", torch.inf), ("most", -torch.inf), ("scale", 1.0)):
+            self.register_buffer(name, torch.full((0,), value))
+        self.register_buffer("zero", torch.zeros(0, dtype=torch.int32))
+        self.seen = torch.zeros(0)
+
+    def forward(self, x):
+        weight = self.layer.weight
+        if self.plain:
+            (self.seen if len(self.seen) else self.seen.resize_(len(weight)).zero_()).add_(1)
+            self.least.resize_(len(weight)).copy_(weight.detach().amin(1))
+            return self.layer(x) / (1 + self.least.abs().max() + self.seen.mean())
+        on = torch.ones(1, dtype=torch.int64)
+        ranges = (self.least, self.most, self.scale, self.zero)
+        rounded = torch.fused_moving_avg_obs_fake_quant(weight, on, on, *ranges, 0.01, -128, 127, 0, True, True)
+        return nn.functional.linear(x, rounded, self.layer.bias)
+
+
+class Quantized(Between):
+    def __init__(self, *names, plain=False):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        for name in names:
+            setattr(self, name, Observing(getattr(self, name), plain))
+
+    def forward(self, x):
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        return self.fc(self.drop(self.hidden(self.inner(hidden))))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("names", [("hidden",), ("inner", "hidden")])
+def test_observers_that_learn_their_size_are_the_loops_and_begin_as_they_were(names, plain):
+    model, plain_model, network = cut(Quantized(*names, plain=plain), "inner")
+    assert all(tensor.shape == (0,) for tensor in (model.hidden.least, model.hidden.seen))
+    run = through(network) if network.prefix else network.head  # resizing is not traced
+    assert trained(model, run) == trained(plain_model, plain_model)
+    assert model.hidden.least.shape == (16,)
+    assert all(torch.equal(value, plain_model.state_dict()[name]) for name, value in model.state_dict().items())
+    assert plain or (network.frost_line.name == "inner:linear") == (len(names) == 1)
 
 
 class Layers(nn.Module):

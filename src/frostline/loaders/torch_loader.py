@@ -287,9 +287,9 @@ class Skippable:
         return _Epoch(self)
 
     @property
-    def sampler(self: _Passed) -> SequentialSampler:
-        """Of batches, which come in the loader's order."""
-        return SequentialSampler(range(len(self)))
+    def sampler(self: _Passed) -> "_BatchSequence":
+        """Of batches, which come in the loader's order; ``set_epoch`` is the loader's own."""
+        return _BatchSequence(self)
 
     @property
     def batch_sampler(self: _Passed) -> "_Steps":
@@ -321,8 +321,19 @@ class _Epoch(Hinting, Dataset[Any]):
         return step()
 
 
+class _BatchSequence(SequentialSampler):
+    """The order of the batches of a loader, which loops give the epoch as they give it to a ``DistributedSampler``."""
+
+    def __init__(self, loader: _Passed) -> None:
+        super().__init__(range(len(loader)))
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        self._loader.set_epoch(epoch)
+
+
 class _Steps:
-    """A batch sampler whose indices are steps. ``set_epoch`` is for who skips before the epoch is set."""
+    """A batch sampler whose indices are steps. ``set_epoch`` is for who skips before the epoch is set too."""
 
     def __init__(self, loader: _Passed) -> None:
         self._loader = loader
@@ -333,6 +344,7 @@ class _Steps:
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
+        self._loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[list[_Step]]:
         with closing(_Pass(self._loader, self._epoch)) as own:

@@ -13,7 +13,7 @@ from torch import nn
 
 from frostline.core import Graph, TensorSpec
 from frostline.core.errors import ModelError, NotTraceable, UnsafeArtifact
-from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values, resolve_allowed
+from frostline.engines.graph_runner import Runner, leaf_values, refused_call, resolve_allowed
 from frostline.engines.machine import compute_slot
 from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
 from frostline.models.cuts import contiguous_copies
@@ -659,7 +659,7 @@ def make_portable(head: nn.Module) -> PortableHead:
         raise ModelError(
             f"the trainable rest of this network was not traced ({kind}), so it cannot travel: {_ELSEWHERE}"
         )
-    strange = sorted({node.op for mode in modes for node in mode.graph.nodes} - ALLOWED)
+    strange = sorted({refused_call(node) for mode in modes for node in mode.graph.nodes} - {""})
     if strange:
         raise ModelError(f"the trainable rest uses {', '.join(strange)}, which a node does not run: {_ELSEWHERE}")
     names = _Names()

@@ -22,7 +22,7 @@ from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.measure import version_of
 from frostline.models.cuts import DTYPE_BYTES
-from frostline.models.outside import NOT_PLAIN, OWN_NAMES, KeptState, kept_tensors, plain_copy
+from frostline.models.outside import NOT_PLAIN, OWN_NAMES, KeptState, kept_buffers, kept_tensors, plain_copy
 
 __all__ = (
     "AnyInputs",
@@ -41,7 +41,6 @@ __all__ = (
     "is_guard",
     "is_in_place",
     "is_split",
-    "kept_buffers",
     "laid_out",
     "lone_buffers",
     "lone_parameters",
@@ -186,28 +185,6 @@ def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
             kept.restore()
 
 
-@contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Put the buffers and their values back at the end, whatever a run made of them."""
-    kept = [
-        (*path.rpartition("."), buffer, buffer.clone(), version_of(buffer))
-        for path, buffer in model.named_buffers(remove_duplicate=False)
-    ]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for owner, _, name, buffer, before, version in kept:
-                if not (buffer.is_meta or _is_as_before(buffer, before, version)):
-                    buffer.copy_(before)
-                setattr(model.get_submodule(owner), name, buffer)
-
-
-def _is_as_before(buffer: torch.Tensor, before: torch.Tensor, version: int) -> bool:
-    """Whether a buffer has its values of before; torch compares those that are not dense by no operation."""
-    return torch.equal(buffer, before) if buffer.layout == torch.strided else version_of(buffer) == version
-
-
 def name_of_function(func: Callable[..., Any]) -> str:
     """The name of a function or method, or of the attribute that is read."""
     name = getattr(func, "__name__", str(func))
@@ -335,6 +312,14 @@ class StandIn(nn.Module):
         super().add_module(name, module)
         if self._is_new(name):
             self._model[0].add_module(name, module)
+
+    def __delattr__(self, name: str) -> None:
+        try:
+            super().__delattr__(name)
+        except AttributeError:
+            if name not in vars(self._model[0]):
+                raise
+            delattr(self._model[0], name)
 
     def _is_new(self, name: str) -> bool:
         return "_is_made" in vars(self) and not hasattr(self._model[0], name)

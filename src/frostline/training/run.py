@@ -32,7 +32,7 @@ from frostline.jobs.statistics import JobStatistics
 from frostline.loaders import Batch, Loader
 from frostline.loaders.epoch import in_turn
 from frostline.models.freezing import layer_of, unfreeze, used_parameters
-from frostline.models.modules import kept_buffers
+from frostline.models.outside import kept_buffers
 from frostline.planning import ALL_IN_STORE
 from frostline.training.hugging_face import as_saved, config_of
 from frostline.training.loop import Checkpoint, Loop, UnfrozenHead
