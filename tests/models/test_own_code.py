@@ -1282,6 +1282,16 @@ class TestAround:
         assert scores.dtype == torch.bfloat16
         assert torch.allclose(scores.float(), plain(pixels), atol=0.05)
 
+    def test_a_head_that_is_cast_says_once_that_frozen_layers_are_not(self):
+        _, _, network = cut(Between())
+        features = through(network, lambda features: features)(batches()[0][0])
+        network.head.double()
+        assert network.head(features.double()).dtype == torch.float64  # no rounding is lost
+        network.head.bfloat16()
+        with pytest.warns(UserWarning, match="a cast of features to bfloat16 is on around job.head and reaches"):
+            scores = network.head(features.bfloat16())
+        assert torch.equal(network.head(features.bfloat16()), scores)
+
     def test_nothing_is_said_of_autocast_that_changes_no_frozen_layer(self):
         _, plain, network = cut(Between().bfloat16())
         pixels = batches()[0][0].bfloat16()
@@ -1368,11 +1378,18 @@ class TestAround:
             with pytest.raises(ModelError, match=f"{named} is what torch.jit made of one.*as it was before that"):
                 make()
 
-    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-    def test_scripting_the_head_is_refused_in_a_sentence(self):
+    @pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated:DeprecationWarning")
+    def test_exporting_the_head_is_refused_in_a_sentence(self):
         _, _, network = cut(Between())
-        with pytest.raises(ModelError, match=r"torch\.jit\.script"):
-            torch.jit.script(network.head)
+        features = through(network, lambda features: features)(batches()[0][0])
+        for export in (
+            torch.jit.script,
+            lambda head: torch.jit.trace(head, features),
+            lambda head: torch.export.export(head, (features,)),
+            torch.fx.symbolic_trace,
+        ):
+            with pytest.raises(ModelError, match=r"torch\.jit.*cannot write down.*export the network itself"):
+                export(network.head)
 
     def test_a_layer_without_a_shape_is_named(self):
         model = Between()

@@ -65,7 +65,7 @@ BatchTargets = torch.Tensor | list[Any] | dict[str, torch.Tensor | list[Any]]
 """Targets of a batch: lists hold a tensor, a text or a list of texts for each sample."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Mixed:
     """What was mixed into a batch's features.
 
@@ -78,9 +78,9 @@ class Mixed:
     weights: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Batch(Unpackable):
-    """One batch, in CPU memory that belongs to the caller.
+    """One batch, in CPU memory that belongs to the caller, who may put others in the place of its tensors.
 
     Attributes:
         features: activations at the frost line ``[batch, ...]``; a tuple of them if several tensors cross it. Without

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from frostline.models.frozen import (
 )
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
+    NOT_EXPORTED,
     StandIn,
     all_in_eval,
     graft,
@@ -88,12 +89,13 @@ _ROWS_OF_A_PLAN = 2
 _SEED = 1
 _OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
 _NOT_COMPILED = "torch.compile leaves job.head as it is: compile your trained layers, as model.classifier.compile()"
+_CHANGED = "was changed since the job was made"
 _TAKES_ACTIVATIONS = (
     "the head was called with {}, and takes batch.features alone: what else the network's forward takes, such as "
     "labels, has a default there, with which the network was cut; compute what needs it from what the head returns"
 )
-_AUTOCAST = (
-    "autocast to {} is on around job.head and reaches what the head computes alone: frozen layers are computed apart, "
+_CAST = (
+    "{} to {} is on around job.head and reaches what the head computes alone: frozen layers are computed apart, "
     "in the precision of the job's accuracy=, so that losses differ by rounding from those of a loop that casts all"
 )
 _OF_BEFORE = (
@@ -162,13 +164,6 @@ class Head(StandIn, ABC):
         """From the next run on put modules of the network into eval mode, whoever puts them into train mode again."""
         self._in_eval = tuple(modules)
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        """torch.jit asks for what is to be scripted."""
-        raise ModelError(
-            "a job's head runs your network's own Python code, which torch.jit.script cannot compile as a part: train "
-            "job.head, and script the network itself"
-        )
-
     def forward(self, *features: torch.Tensor | Sequence[torch.Tensor], **others: Any) -> Any:
         """What the network returns for these activations; autocast around it reaches what is computed here alone.
 
@@ -178,8 +173,10 @@ class Head(StandIn, ABC):
             others: arguments that are refused: what else the network's ``forward`` may take was not there at the cut.
 
         Raises:
-            ModelError: More is given than what crosses the frost line, or less.
+            ModelError: More is given than what crosses the frost line, or less; or the head is to be exported.
         """
+        if not isinstance(others, dict) or torch.jit.is_tracing() or torch.compiler.is_exporting():
+            raise ModelError(NOT_EXPORTED)
         if others:
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
         if len(features) == 1 and hasattr(features[0], "features"):
@@ -462,16 +459,14 @@ class SkippingHead(Head):
             now = attributes.get(name)
             if not (theirs_alone and is_of_torch) and now is not value and self._minds((path, name), now, value):
                 whose = f"module {path!r}" if path else "the network"
-                return (
-                    f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made"
-                )
+                return f"attribute {name!r} of {whose}, which its frozen layers read, {_CHANGED}"
         if self._outside is None:
             self._outside = outside_values(self._model[0])
         for place, (name, get, value) in enumerate(self._outside):
             if (now := get()) is not value and self._minds(("", place), now, value):
                 others = dict.fromkeys(repr(name) for name, get, value in self._outside if is_other(get(), value))
                 names = " or ".join([*others][:_MANY_VALUES]) or repr(name)
-                return f"variable {names}, which code of the frozen layers reads, was changed since the job was made"
+                return f"variable {names}, which code of the frozen layers reads, {_CHANGED}"
         return None
 
     def _minds(self, key: tuple[str, str | int], now: Any, value: Any) -> bool:
@@ -505,11 +500,16 @@ class SkippingHead(Head):
         except UNFIT:
             return False
 
-    def _tell_autocast(self, dtype: torch.dtype) -> None:
-        """Warn once where the caller's autocast would change what is frozen in a loop without a job."""
-        self.expects_autocast = True
-        if not self.makes_the_same(is_cast=True):
-            warnings.warn(_AUTOCAST.format(str(dtype).removeprefix("torch.")), stacklevel=5)  # who called the head
+    def _tell_cast(self, given: torch.Tensor) -> None:
+        """Warn once where the caller's casts would change what is frozen in a loop without a job."""
+        kind = given.device.type
+        is_automatic = torch.is_autocast_enabled(kind)
+        if not is_automatic and given.dtype.itemsize >= self._meant[0].dtype.itemsize:
+            return
+        dtype = torch.get_autocast_dtype(kind) if is_automatic else given.dtype
+        self.expects_autocast, how = True, "autocast" if is_automatic else "a cast of features"
+        if not (is_automatic and self.makes_the_same(is_cast=True)):
+            warnings.warn(_CAST.format(how, str(dtype).removeprefix("torch.")), stacklevel=5)  # who called the head
 
     @property
     def given(self) -> Given:
@@ -551,9 +551,8 @@ class SkippingHead(Head):
             warnings.warn(_OF_BEFORE, stacklevel=5)
         if (changed := self.changed_read(theirs_alone=True)) is not None:
             raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
-        kind = tensors[0].device.type
-        if not self.expects_autocast and torch.is_autocast_enabled(kind):
-            self._tell_autocast(torch.get_autocast_dtype(kind))
+        if not self.expects_autocast:
+            self._tell_cast(tensors[0])
         return run_behind(self._model[0], self._plan, self._inputs, tensors)
 
 

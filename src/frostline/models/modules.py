@@ -25,6 +25,7 @@ from frostline.models.cuts import DTYPE_BYTES
 from frostline.models.outside import NOT_PLAIN, OWN_NAMES, KeptState, kept_buffers, kept_tensors, plain_copy
 
 __all__ = (
+    "NOT_EXPORTED",
     "AnyInputs",
     "CallRecorder",
     "CountedCall",
@@ -256,6 +257,13 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 _NONE = object()
 
 
+NOT_EXPORTED = (
+    "a job's head runs your network's own Python code around layers that are not there, which torch.jit, torch.export, "
+    "torch.fx and ONNX cannot write down: train job.head, and export the network itself"
+)
+"""What is said to who would have a head written down as a graph."""
+
+
 class StandIn(nn.Module):
     """Stands for a module of the user's network, and holds what the head has of it, under the same names.
 
@@ -272,6 +280,10 @@ class StandIn(nn.Module):
     def finish(self) -> None:
         """From now on, look at the network for names that are not there."""
         self._is_made = True
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """torch.jit asks for what is to be scripted."""
+        raise ModelError(NOT_EXPORTED)
 
     def __getattr__(self, name: str) -> Any:
         """Settings and modules of the network that are not the head's own, which a loop may read and change."""
