@@ -944,6 +944,39 @@ def test_observers_that_learn_their_size_are_the_loops_and_begin_as_they_were(na
     assert plain or (network.frost_line.name == "inner:linear") == (len(names) == 1)
 
 
+class Averaging(Between):
+    """Keeps averages of weights as MoCo and BYOL do, some in a list, and learns to give what these give."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.average, self.at = copy.deepcopy(self.hidden).requires_grad_(False), at
+        self.hidden_average = [copy.deepcopy(self.fc.weight.detach())]
+
+    def keep(self):
+        pairs = [*zip(self.hidden.parameters(), self.average.parameters(), strict=True)]
+        for own, average in (*pairs, (self.fc.weight, *self.hidden_average)):
+            average.data = average.data * 0.9 + own.data * 0.1
+
+    def forward(self, x):
+        if self.at == "first":
+            self.keep()
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        if self.at == "behind":
+            self.keep()
+        apart = (self.hidden(hidden) - self.average(hidden)).square().mean(1, keepdim=True)
+        return self.fc(self.hidden(hidden)) + apart + self.hidden_average[0].sum(1)
+
+
+@pytest.mark.parametrize("at", ["first", "behind"])
+def test_averages_that_are_put_in_the_place_of_weights_are_moved_by_the_loop_alone(at):
+    model, plain, network = cut(Averaging(at), "stem")
+    assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
+    assert torch.equal(model.hidden_average[0], plain.hidden_average[0])
+    run = through(network) if network.prefix else network.head
+    assert trained(model, run) == trained(plain, plain)
+    assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
+
+
 class Layers(nn.Module):
     """An encoder of which every layer is used, as sums of hidden states are in SUPERB and ELMo."""
 

@@ -177,11 +177,12 @@ def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
         ModelError: State that a run has advanced, such as a generator's, cannot be restored.
     """
     kept = KeptState(model)
-    with kept_buffers(model), kept_tensors():
+    with kept_buffers(model):
         try:
-            for path, module in model.named_modules():
-                module.training = training[path]
-            yield
+            with kept_tensors():
+                for path, module in model.named_modules():
+                    module.training = training[path]
+                yield
         finally:
             kept.restore()
 

@@ -273,6 +273,10 @@ class KeptState(_Walk):
     def _members(self, owner: Any, named: Mapping[str, Any]) -> None:
         self._undo.append(partial(_restore_members, owner, {name: _kept(value) for name, value in named.items()}))
 
+    def _tensor(self, value: torch.Tensor) -> None:
+        if _has_values(value) and value.layout == torch.strided:
+            self._undo.append(partial(_restore_data, value, value.data))
+
     def _special(self, value: Any) -> None:
         if (states := _GENERATORS.get(type(value))) is not None:
             self._undo.append(partial(states[1], value, states[0](value)))
@@ -462,6 +466,12 @@ def _restore_members(owner: Any, kept: Mapping[str, Any]) -> None:
     for name, value in kept.items():
         if getattr(owner, name, NOT_PLAIN) is not value:
             setattr(owner, name, value)
+
+
+def _restore_data(tensor: torch.Tensor, kept: torch.Tensor) -> None:
+    """Have a tensor lie where it lay, also where code has given it other ``data``, as averages of weights are kept."""
+    if (tensor.data_ptr(), tensor.shape, tensor.dtype) != (kept.data_ptr(), kept.shape, kept.dtype):
+        tensor.data = kept
 
 
 def _restore_array(array: Any, kept: Any) -> None:
