@@ -274,8 +274,9 @@ class KeptState(_Walk):
         self._undo.append(partial(_restore_members, owner, {name: _kept(value) for name, value in named.items()}))
 
     def _tensor(self, value: torch.Tensor) -> None:
-        if _has_values(value) and value.layout == torch.strided:
-            self._undo.append(partial(_restore_data, value, value.data))
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 (nobody who watches what code reads shall see this)
+            if _has_values(value) and value.layout == torch.strided:
+                self._undo.append(partial(_restore_data, value, value.data))
 
     def _special(self, value: Any) -> None:
         if (states := _GENERATORS.get(type(value))) is not None:
@@ -470,8 +471,9 @@ def _restore_members(owner: Any, kept: Mapping[str, Any]) -> None:
 
 def _restore_data(tensor: torch.Tensor, kept: torch.Tensor) -> None:
     """Have a tensor lie where it lay, also where code has given it other ``data``, as averages of weights are kept."""
-    if (tensor.data_ptr(), tensor.shape, tensor.dtype) != (kept.data_ptr(), kept.shape, kept.dtype):
-        tensor.data = kept
+    with torch._C.DisableTorchFunction():  # noqa: SLF001 (as above)
+        if (tensor.data_ptr(), tensor.shape, tensor.dtype) != (kept.data_ptr(), kept.shape, kept.dtype):
+            tensor.data = kept
 
 
 def _restore_array(array: Any, kept: Any) -> None:
