@@ -750,6 +750,28 @@ class TestItIsUsedAsTheNetwork:
         with pytest.raises(AttributeError, match="'joined' is a method of the network"):
             network.head.joined(torch.zeros(2, 16))
 
+    def test_layers_of_a_sequential_are_known_by_their_numbers(self):
+        def change(net, step):
+            if step == 1:
+                torch.manual_seed(5)
+                net[-1] = nn.Linear(8, 3)
+                net[-2].negative_slope = 0.5
+            assert net[1:][-1] is net[-1]
+
+        def build():
+            torch.manual_seed(6)
+            frozen = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(), nn.Linear(512, 8))
+            return nn.Sequential(frozen, nn.Linear(8, 8), nn.LeakyReLU(), nn.Linear(8, 3))
+
+        model, plain, network = cut(build(), "0")
+        assert trained(network.head, through(network), change) == trained(plain, plain, change)
+        assert model[1].weight is network.head[1].weight
+        assert torch.equal(network.head[3].weight, plain[3].weight)
+        head = cut(Between())[2].head
+        with pytest.raises(TypeError, match="'Between' object is not subscriptable"):
+            _ = head[0]
+        assert head.body[0] is head.body[:1][0]
+
     def test_attributes_of_the_network_are_deleted_where_they_are_set(self):
         _, _, network = cut(Between())
         network.head.qconfig = "int8"

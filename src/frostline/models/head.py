@@ -175,7 +175,8 @@ class Head(StandIn, ABC):
         Raises:
             ModelError: More is given than what crosses the frost line, or less; or the head is to be exported.
         """
-        if not isinstance(others, dict) or torch.jit.is_tracing() or torch.compiler.is_exporting():
+        is_traced = not torch.compiler.is_compiling() and torch._C._is_tracing()  # noqa: SLF001 (as torch.jit asks)
+        if is_traced or torch.compiler.is_exporting() or type(others) is not dict:
             raise ModelError(NOT_EXPORTED)
         if others:
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))

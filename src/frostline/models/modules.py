@@ -53,7 +53,6 @@ __all__ = (
     "record",
     "resolved_path",
     "run_lock",
-    "state_of",
     "tensor_paths",
     "unwrap",
     "watch_reads",
@@ -326,6 +325,27 @@ class StandIn(nn.Module):
         if self._is_new(name):
             self._model[0].add_module(name, module)
 
+    def __getitem__(self, key: Any) -> Any:
+        """A layer by its number or name in a container of PyTorch's, as the head has it; several by a slice."""
+        inner: Any = self._model[0]
+        layers = [getattr(self, name) for name in self._layer_names(key)]
+        if not layers or not isinstance(key, slice):
+            return layers[0] if layers else inner[key]
+        return nn.Sequential(*layers) if isinstance(inner, nn.Sequential) else nn.ModuleList(layers)
+
+    def __setitem__(self, key: Any, module: nn.Module) -> None:
+        for name in self._layer_names(key):
+            setattr(self, name, module)
+            return
+        inner: Any = self._model[0]
+        inner[key] = module
+
+    def _layer_names(self, key: Any) -> list[str]:
+        names = [*vars(self._model[0])["_modules"]]
+        if isinstance(self._model[0], nn.Sequential | nn.ModuleList):
+            return names[key] if isinstance(key, slice) else [names[key]]
+        return [key] if isinstance(self._model[0], nn.ModuleDict) else []
+
     def __delattr__(self, name: str) -> None:
         try:
             super().__delattr__(name)
@@ -377,9 +397,6 @@ class _Part(StandIn):
             f"a part of this {type(self._model[0]).__name__} is frozen, and a job's head has the rest, which does not "
             "run alone: call job.head(batch.features), or the network's own module on what that takes"
         )
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._model[0][key]  # type: ignore[index]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._model[0])  # type: ignore[call-overload,no-any-return]
@@ -768,21 +785,6 @@ def laid_out(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) 
         return None
     own = feature.reshape(tuple(shape))
     return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
-
-
-_SPOTS = 4093  # a prime number, so that no shape hides a part of a tensor
-
-
-def state_of(tensor: torch.Tensor) -> tuple[int, bytes]:
-    """By what it is seen that a tensor was written to: the count of that, and values of it where they are at hand.
-
-    Nobody counts writes through ``.data`` or NumPy, so that some evenly spaced values of a tensor on a CPU are read.
-    """
-    is_traced = torch._C._are_functorch_transforms_active()  # noqa: SLF001 (within torch.func nothing has values)
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or is_traced:
-        return version_of(tensor), b""
-    spots = tensor.detach().view(-1)[:: tensor.numel() // _SPOTS + 1].contiguous()
-    return version_of(tensor), spots.view(torch.uint8).numpy().tobytes()
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:
