@@ -626,6 +626,7 @@ INSTEAD = {
     "prefetch_factor": r"settings=LoaderSettings\(window_bytes=",
     "pin_memory": r"settings=LoaderSettings\(pin_memory=True\)",
     "sampler": r"shuffle=True, seed=0 and epoch=0; weights=\[",
+    "indices": r"data=data.take\(rows\) gives rows in an order of your own",
     "generator": "seed=0 and epoch=0",
     "transforms": "did you mean transform",
     "node_url": 'write near="http://store-1:7070"',

@@ -239,6 +239,11 @@ def test_a_second_pass_in_the_order_of_the_first_is_told_once(folder, shuffle, s
         assert len(warned) == said
         assert all("set_epoch" in reason for reason in warned)
         told.clear()
+        meant = [batch.ids.tolist() for batch in job.loader(4, shuffle=shuffle, epoch=1)]
+        for part in (loader.sampler, loader.batch_sampler):  # as loops of several processes set it
+            loader.set_epoch(0)
+            part.set_epoch(1)
+            assert [batch.ids.tolist() for batch in loader] == meant
         for epoch in range(2):
             loader.set_epoch(epoch)
             list(job.loader(4, shuffle=shuffle, epoch=epoch))

@@ -465,6 +465,8 @@ def test_without_a_process_group_there_is_one_rank():
 def test_refuses_an_unknown_rank_in_one_sentence(rank, world_size):
     with pytest.raises(SettingError, match="rank must lie"):
         fl.Ranks(rank=rank, world_size=world_size)
+    with pytest.raises(SettingError, match=r"rank takes a whole number, not 1\.0"):
+        fl.Ranks(rank=1.0, world_size=2)
 
 
 ROUTE = Route(1)

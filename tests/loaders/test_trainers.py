@@ -50,15 +50,15 @@ def epoch_of(job, epoch):
 
 
 class Lit(pl.LightningModule):
-    """Trains a layer on pixels; a loader of its own for each epoch."""
+    """Trains a layer on pixels; a loader of its own for each epoch, or one for all, which the trainer gives them."""
 
-    def __init__(self, job):
+    def __init__(self, job, one=False):
         super().__init__()
-        self.job, self.seen = job, []
+        self.job, self.one, self.seen = job, one, []
         self.layer = nn.Linear(3 * 32 * 32, 3)
 
     def train_dataloader(self):
-        return self.job.loader(4, shuffle=True, epoch=self.current_epoch)
+        return self.job.loader(4, shuffle=True, epoch=0 if self.one else self.current_epoch)
 
     def training_step(self, batch, _):
         self.seen.append(batch.ids.tolist())
@@ -68,12 +68,13 @@ class Lit(pl.LightningModule):
         return optim.SGD(self.parameters(), lr=1e-4)
 
 
-def fit(module, folder, *, steps, checkpoint=None):
+def fit(module, folder, *, steps, checkpoint=None, precision=None):
     saving = ModelCheckpoint(folder, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     trainer = pl.Trainer(
         accelerator="cpu",
         max_steps=steps,
-        reload_dataloaders_every_n_epochs=1,
+        reload_dataloaders_every_n_epochs=0 if module.one else 1,
+        precision=precision,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -83,13 +84,20 @@ def fit(module, folder, *, steps, checkpoint=None):
     return folder / f"step={steps}.ckpt"
 
 
-@pytest.mark.parametrize("stopped", [3, 8, 11])
-def test_lightning_goes_on_from_its_checkpoint_with_the_next_sample(job, tmp_path, stopped):
-    first = Lit(job)
+@pytest.mark.parametrize(("stopped", "one"), [(3, False), (8, False), (11, False), (3, True)])
+def test_lightning_goes_on_from_its_checkpoint_with_the_next_sample(job, tmp_path, stopped, one):
+    first = Lit(job, one)
     checkpoint = fit(first, tmp_path, steps=stopped)
-    second = Lit(job)
+    second = Lit(job, one)
     fit(second, tmp_path, steps=16, checkpoint=checkpoint)
     assert first.seen + second.seen == epoch_of(job, 0) + epoch_of(job, 1)
+
+
+def test_lightning_casts_the_tensors_of_a_batch_where_it_trains_in_16_bits(job, tmp_path):
+    module = Lit(job)
+    fit(module, tmp_path, steps=2, precision="bf16-true")
+    assert module.seen == epoch_of(job, 0)[:2]
+    assert module.layer.weight.dtype == torch.bfloat16
 
 
 def test_processes_of_accelerate_share_an_epoch_once(folder, shared_node):

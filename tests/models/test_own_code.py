@@ -751,6 +751,39 @@ class TestItIsUsedAsTheNetwork:
         with pytest.raises(AttributeError, match="'joined' is a method of the network"):
             network.head.joined(torch.zeros(2, 16))
 
+    def test_layers_of_a_sequential_are_known_by_their_numbers(self):
+        def change(net, step):
+            if step == 1:
+                torch.manual_seed(5)
+                net[-1] = nn.Linear(8, 3)
+                net[-2].negative_slope = 0.5
+            assert net[1:][-1] is net[-1]
+
+        def build():
+            torch.manual_seed(6)
+            frozen = nn.Sequential(nn.Conv2d(3, 8, 4, stride=4), nn.Flatten(), nn.Linear(512, 8))
+            return nn.Sequential(frozen, nn.Linear(8, 8), nn.LeakyReLU(), nn.Linear(8, 3))
+
+        model, plain, network = cut(build(), "0")
+        assert trained(network.head, through(network), change) == trained(plain, plain, change)
+        assert model[1].weight is network.head[1].weight
+        assert torch.equal(network.head[3].weight, plain[3].weight)
+        head = cut(Between())[2].head
+        with pytest.raises(TypeError, match="'Between' object is not subscriptable"):
+            _ = head[0]
+        assert head.body[0] is head.body[:1][0]
+
+    def test_attributes_of_the_network_are_deleted_where_they_are_set(self):
+        _, _, network = cut(Between())
+        network.head.qconfig = "int8"
+        assert network.head.fc.weight is not None
+        del network.head.qconfig
+        assert not hasattr(network.head, "qconfig")
+        with pytest.raises(AttributeError, match="qconfig"):
+            del network.head.qconfig
+        with pytest.raises(AttributeError, match="stem"):
+            del network.head.stem
+
     def test_names_of_its_own_and_those_of_the_network_are_apart(self):
         class Named(Between):
             def __init__(self):
@@ -888,6 +921,86 @@ def test_a_frozen_layer_that_counts_runs_in_the_users_loop(keep):
     model, plain, network = cut(model, "body")
     given = [batch for _ in range(LATE) for batch in batches()]
     assert trained(model, through(network), given=given) == trained(plain, plain, given=given)
+
+
+class Observing(nn.Module):
+    """A layer whose weights are rounded as for quantization: observers learn at first how many rows there are."""
+
+    def __init__(self, layer, plain):
+        super().__init__()
+        self.layer, self.plain = layer, plain
+        for name, value in (("least", torch.inf), ("most", -torch.inf), ("scale", 1.0)):
+            self.register_buffer(name, torch.full((0,), value))
+        self.register_buffer("zero", torch.zeros(0, dtype=torch.int32))
+        self.seen = torch.zeros(0)
+
+    def forward(self, x):
+        weight = self.layer.weight
+        if self.plain:
+            (self.seen if len(self.seen) else self.seen.resize_(len(weight)).zero_()).add_(1)
+            self.least.resize_(len(weight)).copy_(weight.detach().amin(1))
+            return self.layer(x) / (1 + self.least.abs().max() + self.seen.mean())
+        on = torch.ones(1, dtype=torch.int64)
+        ranges = (self.least, self.most, self.scale, self.zero)
+        rounded = torch.fused_moving_avg_obs_fake_quant(weight, on, on, *ranges, 0.01, -128, 127, 0, True, True)
+        return nn.functional.linear(x, rounded, self.layer.bias)
+
+
+class Quantized(Between):
+    def __init__(self, *names, plain=False):
+        super().__init__()
+        self.inner = nn.Linear(16, 16)
+        for name in names:
+            setattr(self, name, Observing(getattr(self, name), plain))
+
+    def forward(self, x):
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        return self.fc(self.drop(self.hidden(self.inner(hidden))))
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("names", [("hidden",), ("inner", "hidden")])
+def test_observers_that_learn_their_size_are_the_loops_and_begin_as_they_were(names, plain):
+    model, plain_model, network = cut(Quantized(*names, plain=plain), "inner")
+    assert all(tensor.shape == (0,) for tensor in (model.hidden.least, model.hidden.seen))
+    run = through(network) if network.prefix else network.head  # resizing is not traced
+    assert trained(model, run) == trained(plain_model, plain_model)
+    assert model.hidden.least.shape == (16,)
+    assert all(torch.equal(value, plain_model.state_dict()[name]) for name, value in model.state_dict().items())
+    assert plain or (network.frost_line.name == "inner:linear") == (len(names) == 1)
+
+
+class Averaging(Between):
+    """Keeps averages of weights as MoCo and BYOL do, some in a list, and learns to give what these give."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.average, self.at = copy.deepcopy(self.hidden).requires_grad_(False), at
+        self.hidden_average = [copy.deepcopy(self.fc.weight.detach())]
+
+    def keep(self):
+        pairs = [*zip(self.hidden.parameters(), self.average.parameters(), strict=True)]
+        for own, average in (*pairs, (self.fc.weight, *self.hidden_average)):
+            average.data = average.data * 0.9 + own.data * 0.1
+
+    def forward(self, x):
+        if self.at == "first":
+            self.keep()
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        if self.at == "behind":
+            self.keep()
+        apart = (self.hidden(hidden) - self.average(hidden)).square().mean(1, keepdim=True)
+        return self.fc(self.hidden(hidden)) + apart + self.hidden_average[0].sum(1)
+
+
+@pytest.mark.parametrize("at", ["first", "behind"])
+def test_averages_that_are_put_in_the_place_of_weights_are_moved_by_the_loop_alone(at):
+    model, plain, network = cut(Averaging(at), "stem")
+    assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
+    assert torch.equal(model.hidden_average[0], plain.hidden_average[0])
+    run = through(network) if network.prefix else network.head
+    assert trained(model, run) == trained(plain, plain)
+    assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
 
 
 class Layers(nn.Module):
@@ -1308,6 +1421,16 @@ class TestAround:
         assert scores.dtype == torch.bfloat16
         assert torch.allclose(scores.float(), plain(pixels), atol=0.05)
 
+    def test_a_head_that_is_cast_says_once_that_frozen_layers_are_not(self):
+        _, _, network = cut(Between())
+        features = through(network, lambda features: features)(batches()[0][0])
+        network.head.double()
+        assert network.head(features.double()).dtype == torch.float64  # no rounding is lost
+        network.head.bfloat16()
+        with pytest.warns(UserWarning, match="a cast of features to bfloat16 is on around job.head and reaches"):
+            scores = network.head(features.bfloat16())
+        assert torch.equal(network.head(features.bfloat16()), scores)
+
     def test_nothing_is_said_of_autocast_that_changes_no_frozen_layer(self):
         _, plain, network = cut(Between().bfloat16())
         pixels = batches()[0][0].bfloat16()
@@ -1394,18 +1517,18 @@ class TestAround:
             with pytest.raises(ModelError, match=f"{named} is what torch.jit made of one.*as it was before that"):
                 make()
 
-    @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
-    @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch advises against its own conversions
-    def test_converting_the_head_is_refused_in_a_sentence(self):
+    @pytest.mark.filterwarnings("ignore:`torch.jit.* is deprecated:DeprecationWarning")
+    def test_exporting_the_head_is_refused_in_a_sentence(self):
         model, _, network = cut(Between())
-        features = torch.randn(2, 8, 15, 15)
-        for convert in (
-            lambda: torch.jit.script(network.head),
-            lambda: torch.jit.trace(network.head, features),
-            lambda: torch.export.export(network.head, (features,)),
+        features = through(network, lambda features: features)(batches()[0][0])
+        for export in (
+            torch.jit.script,
+            lambda head: torch.jit.trace(head, features),
+            lambda head: torch.export.export(head, (features,)),
+            torch.fx.symbolic_trace,
         ):
-            with pytest.raises(ModelError, match=r"torch\.jit\.script, torch\.export and ONNX.*the network itself"):
-                convert()
+            with pytest.raises(ModelError, match=r"torch\.jit.*cannot write down.*export the network itself"):
+                export(network.head)
         torch.jit.trace(model.eval(), torch.randn(2, *SHAPE))
 
     def test_a_layer_without_a_shape_is_named(self):

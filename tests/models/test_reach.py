@@ -169,6 +169,18 @@ def test_ends_the_frozen_part_before_an_operation_that_nodes_do_not_run():
     assert "a node does not run aten.cosh.default" in network.fallback
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int16])
+def test_ends_the_frozen_part_before_an_operation_that_nodes_do_not_run_so(dtype):
+    class Rounds(Network):
+        def between(self, hidden):
+            return (9 * hidden).to(dtype).to(hidden.dtype)
+
+    model, plain, network = cut(Rounds)
+    assert "a node does not run aten.to.dtype (it takes one of bfloat16, bool" in network.fallback
+    assert network.frost_line.name.startswith("mul")
+    same_at_every_cut(model, plain, network)
+
+
 def test_treats_no_tensor_that_is_written_to_as_a_constant():
     model, plain, network = cut(WritesIntoPositions)
     assert "aten.linspace" in network.fallback

@@ -88,6 +88,8 @@ class GraphNode:
         storage: name of a value that the result shares its memory with; empty where the memory is its own.
         size: the result itself where it is an integer that the batch decides, such as ``aten.sym_size.int``.
         module: the dotted path of the module whose forward made it; empty for the network itself.
+        writes: names of the values that it changes, as its schema says; of a graph that was read from a file, whose
+            operators change their first argument alone, none.
     """
 
     name: str
@@ -100,6 +102,7 @@ class GraphNode:
     storage: str = ""
     size: Dim | None = None
     module: str = ""
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,8 +170,13 @@ _INSTEAD: Mapping[str, str] = {
     "settings=LoaderSettings(pin_memory=True) forces it",
     "prefetch_factor": "the window of what is read ahead tunes itself, so leave prefetch_factor out; "
     "settings=LoaderSettings(window_bytes=1 << 28) bounds its bytes",
-    "sampler": "the order is drawn from shuffle=True, seed=0 and epoch=0; weights=[...] draws by weights, and "
+    "sampler": "the order is drawn from shuffle=True, seed=0 and epoch=0; weights=[...] draws by weights, "
+    "data=data.take(rows) gives rows in an order of your own, and "
     "torch.distributed or ranks=Ranks(...) shares an epoch",
+    **dict.fromkeys(
+        ("idx", "indices", "order", "permutation", "subset_indices"),
+        "data=data.take(rows) gives rows in an order of your own, one several times too",
+    ),
     **dict.fromkeys(
         ("storage_options", "client_kwargs"),
         "keys of a store come from the environment or its own files, as its other tools read them, so leave {name} out",

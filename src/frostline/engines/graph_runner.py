@@ -45,6 +45,7 @@ __all__ = (
     "input_tensors",
     "is_known",
     "leaf_values",
+    "refused_call",
     "resolve",
     "resolve_allowed",
     "resolve_symbolic",
@@ -252,15 +253,20 @@ def resolve_symbolic(name: str) -> Callable[..., Any]:
     return getattr(operator, name.partition(".")[2]) if name in _PYTHON else call
 
 
-def token_value(token: Token, device: torch.device) -> Any:
+def token_value(token: Token, device: torch.device, *, is_own: bool = False) -> Any:
     """What a constant means to torch; a device always means the one the graph runs on.
+
+    Args:
+        token: the constant.
+        device: the device that the graph runs on.
+        is_own: True if this process traced the graph, which may then name any constant of torch.
 
     Raises:
         UnsafeArtifact: An unknown kind or value.
     """
     if token.kind == "device":
         return device
-    if token.value not in TOKENS.get(token.kind, ()):
+    if not is_own and token.value not in TOKENS.get(token.kind, ()):
         raise UnsafeArtifact(f"{token.kind} {token.value!r} is not allowed in a prefix")
     return getattr(torch, token.value)
 
@@ -288,6 +294,17 @@ _DIMENSIONS = frozenset(
 _MAX_DIMENSIONS = 64
 _EQUATION = re.compile(r"[A-Za-z.,> -]{1,200}")
 _KINDS = {"ScalarType": "dtype", "Layout": "layout", "MemoryFormat": "memory_format", "Device": "device"}
+
+
+def refused_call(node: GraphNode) -> str:
+    """What of an operation nodes do not run, in words; empty where they run it."""
+    if node.op not in ALLOWED:
+        return node.op
+    try:
+        check_call(node)
+    except UnsafeArtifact as error:
+        return f"{node.op} (it {str(error).removeprefix(f'{node.op} ')})"
+    return ""
 
 
 def check_call(node: GraphNode) -> None:
@@ -382,7 +399,8 @@ def _check_argument(op: str, parameter: _Parameter, value: Argument) -> None:
     else:
         is_fit = _fits(parameter.kind, value)
     if not is_fit:
-        raise UnsafeArtifact(f"{op} takes {_said(parameter.kind)} for {parameter.name!r}, not {_shown(value)}")
+        meant = f"{_BITS.value} alone" if op == "aten.view.dtype" else _said(parameter.kind)
+        raise UnsafeArtifact(f"{op} takes {meant} for {parameter.name!r}, not {_shown(value)}")
     for number in value if isinstance(value, tuple) else (value,):
         if _is_integer(number) and not _is_in_range(parameter.name, number):
             raise UnsafeArtifact(f"{op} takes no {number} for {parameter.name!r}")
@@ -450,7 +468,8 @@ def _check_python(node: GraphNode) -> None:
 def _said(kind: str) -> str:
     """A type for a sentence."""
     plain = kind.replace("Optional[", "").replace("]", "").replace("List[", "a list of ")
-    named = {"ScalarType": "a dtype", "Layout": "a layout", "MemoryFormat": "a memory format", "Device": "a device"}
+    dtypes = f"one of {', '.join(sorted(TOKENS['dtype']))}"
+    named = {"ScalarType": dtypes, "Layout": "a layout", "MemoryFormat": "a memory format", "Device": "a device"}
     return named.get(plain, plain if plain.startswith("a ") else f"a {plain}")
 
 
@@ -497,6 +516,7 @@ class Runner:
     ) -> None:
         settle_kernels()
         self._device = torch.device(device)
+        self._is_own = resolve_op is resolve
         names = [*graph.inputs, *(name for name, _ in graph.leaves), *(node.name for node in graph.nodes)]
         self._slots = {name: slot for slot, name in enumerate(names)}
         if len(self._slots) != len(names):
@@ -582,7 +602,9 @@ class Runner:
         if isinstance(argument, tuple):
             parts = [self._build(item, here) for item in argument]
             return lambda values: [part(values) for part in parts]
-        constant = token_value(argument, self._device) if isinstance(argument, Token) else argument
+        constant: Any = argument
+        if isinstance(argument, Token):
+            constant = token_value(argument, self._device, is_own=self._is_own)
         return lambda _: constant
 
     def _crossing_slots(self, cut: Cut) -> list[int]:

@@ -207,6 +207,8 @@ class Ranks:
     gather: Gather | None = None
 
     def __post_init__(self) -> None:
+        for name in ("rank", "world_size", "worker", "workers"):
+            check_type(name, getattr(self, name), int)
         if not 0 <= self.rank < self.world_size:
             raise SettingError(
                 f"rank must lie from 0 to below world_size, and {self.rank} of {self.world_size} does not"

@@ -65,7 +65,7 @@ BatchTargets = torch.Tensor | list[Any] | dict[str, torch.Tensor | list[Any]]
 """Targets of a batch: lists hold a tensor, a text or a list of texts for each sample."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Mixed:
     """What was mixed into a batch's features.
 
@@ -78,9 +78,9 @@ class Mixed:
     weights: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Batch(Unpackable):
-    """One batch, in CPU memory that belongs to the caller.
+    """One batch, in CPU memory that belongs to the caller, who may put others in the place of its tensors.
 
     Attributes:
         features: activations at the frost line ``[batch, ...]``; a tuple of them if several tensors cross it. Without
@@ -287,9 +287,9 @@ class Skippable:
         return _Epoch(self)
 
     @property
-    def sampler(self: _Passed) -> SequentialSampler:
-        """Of batches, which come in the loader's order."""
-        return SequentialSampler(range(len(self)))
+    def sampler(self: _Passed) -> "_BatchSequence":
+        """Of batches, which come in the loader's order; ``set_epoch`` is the loader's own."""
+        return _BatchSequence(self)
 
     @property
     def batch_sampler(self: _Passed) -> "_Steps":
@@ -321,8 +321,19 @@ class _Epoch(Hinting, Dataset[Any]):
         return step()
 
 
+class _BatchSequence(SequentialSampler):
+    """The order of the batches of a loader, which loops give the epoch as they give it to a ``DistributedSampler``."""
+
+    def __init__(self, loader: _Passed) -> None:
+        super().__init__(range(len(loader)))
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        self._loader.set_epoch(epoch)
+
+
 class _Steps:
-    """A batch sampler whose indices are steps. ``set_epoch`` is for who skips before the epoch is set."""
+    """A batch sampler whose indices are steps. ``set_epoch`` is for who skips before the epoch is set too."""
 
     def __init__(self, loader: _Passed) -> None:
         self._loader = loader
@@ -333,6 +344,7 @@ class _Steps:
 
     def set_epoch(self, epoch: int) -> None:
         self._epoch = epoch
+        self._loader.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[list[_Step]]:
         with closing(_Pass(self._loader, self._epoch)) as own:

@@ -31,7 +31,7 @@ from safetensors.torch import save as save_tensors
 from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.errors import ModelError, OverBudget, SettingError, UnsafeArtifact
 from frostline.core.graph import Argument, Lengths, Stretch, at_length, buckets, references
-from frostline.engines.graph_runner import ALLOWED, MAX_REFERENCES, check_call, leaf_values
+from frostline.engines.graph_runner import ALLOWED, MAX_REFERENCES, check_call, leaf_values, refused_call
 from frostline.engines.measure import (
     ROWS,
     CutMemory,
@@ -371,7 +371,7 @@ def write_prefix(prefix: Prefix) -> bytes:
     Raises:
         ModelError: The frozen part uses an operator that nodes do not accept.
     """
-    strange = sorted({node.op for node in prefix.graph.nodes} - ALLOWED)
+    strange = sorted({*map(refused_call, prefix.graph.nodes)} - {""})
     if strange:
         raise ModelError(f"the frozen part uses {', '.join(strange)}, which a node does not run; freeze less of it")
     tensors, _ = flatten_tensors(prefix.tensors)

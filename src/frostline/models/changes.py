@@ -16,7 +16,6 @@ from itertools import cycle, islice
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -25,7 +24,7 @@ from frostline.engines.measure import version_of
 from frostline.models.frozen import FrozenPart, minds_its_mode
 from frostline.models.head import Head, SkippingHead
 from frostline.models.modules import is_guard, is_split, module_at
-from frostline.models.outside import is_same_plain
+from frostline.models.outside import is_same_plain, memory_of
 from frostline.models.skipping import RECORDING
 from frostline.models.tracing import GIVEN_BY, are_close
 
@@ -75,7 +74,7 @@ def checksum(tensor: torch.Tensor) -> int:
     Args:
         tensor: dense tensor.
     """
-    return zlib.crc32(_memory(tensor).data)
+    return zlib.crc32(memory_of(tensor).data)
 
 
 def quick_sum(tensor: torch.Tensor, *, every: int = 1) -> int:
@@ -87,19 +86,13 @@ def quick_sum(tensor: torch.Tensor, *, every: int = 1) -> int:
         tensor: dense tensor.
         every: read one of so many rows, the first among them, and what fills no row.
     """
-    memory = _memory(tensor)
+    memory = memory_of(tensor)
     if tensor.dtype == torch.float64:  # the signs of two words of a column would cancel each other
         return zlib.crc32(memory.data)
     rows = len(memory) // (8 * _ROW_WORDS)
     whole, rest = np.split(memory, [rows * 8 * _ROW_WORDS])
     sums = whole.view(np.uint64).reshape(rows, _ROW_WORDS)[::every].sum(axis=0)
     return zlib.crc32(rest.data, zlib.crc32(sums.data))
-
-
-def _memory(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    dense = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu().reshape(-1)
-    found: npt.NDArray[np.uint8] = dense.view(torch.uint8).numpy()
-    return found
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

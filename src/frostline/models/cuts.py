@@ -303,7 +303,7 @@ def contiguous_copies(graph: Graph, names: Collection[str]) -> Graph:
     for node in graph.nodes:
         nodes.append(substitute(node, back))
         if node.name in names:
-            nodes.extend(_there_and_back(nodes[-1]))
+            nodes.extend(_there_and_back(replace(nodes[-1], writes=())))
             back[node.name] = Ref(nodes[-1].name)
     return replace(graph, nodes=tuple(nodes), outputs=tuple(replace_values(output, back) for output in graph.outputs))
 

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec, Token
+from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec
 from frostline.core.errors import FrozenInTrainMode, ModelError, NothingFrozen, UnsafeArtifact
-from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values
+from frostline.engines.graph_runner import Runner, leaf_values, refused_call
 from frostline.engines.measure import node_operations
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import (
@@ -363,7 +363,8 @@ def _frozen_upto(
 ) -> FrozenPart | str:
     """The same; with ``several`` as many tensors may cross at its end as at a layer that the user named."""
     graph, changing, trainable = order_graph(model, traced.graph, inputs, mixing)
-    strange = {node.name: node.op for node in graph.nodes if node.op not in ALLOWED or _reads_other_bits(node)}
+    refused = ((node.name, refused_call(node)) for node in graph.nodes)
+    strange = {name: what for name, what in refused if what}
     known = _foldable(graph, strange, changing)
     strange = {name: op for name, op in strange.items() if name not in known}
     asked = _asked_end(model, graph, frozen_reach(graph, changing), several=several)
@@ -635,11 +636,6 @@ def named_tensors(model: nn.Module, traced: Trace, graph: Graph) -> dict[str, to
         **traced.constants,
     }
     return {path: tensors[path].detach() for _, path in graph.leaves}
-
-
-def _reads_other_bits(node: GraphNode) -> bool:
-    """Whether it reads memory as numbers of another type than floats, which a node refuses of a stranger."""
-    return node.op == "aten.view.dtype" and Token("dtype", "float32") not in node.args
 
 
 def _computes(graph: Graph, reach: int) -> bool:

@@ -120,9 +120,13 @@ class Flow:
         """For each memory the nodes that write to it, in order."""
         found: dict[str, list[int]] = {}
         for index, node in enumerate(self.graph.nodes):
-            if changes(node):
-                found.setdefault(self.roots[changes(node)], []).append(index)
+            for root in self.memory_written(node):
+                found.setdefault(root, []).append(index)
         return found
+
+    def memory_written(self, node: GraphNode) -> set[str]:
+        """The memory that a node writes to, by the names in ``roots``."""
+        return {self.roots[name] for name in (changes(node), *node.writes) if name}
 
     def is_written_later(self, name: str) -> bool:
         """Whether some node writes to the memory of a value after it was made."""
@@ -207,6 +211,7 @@ def substitute(node: GraphNode, values: Mapping[str, Argument]) -> GraphNode:
         args=tuple(replace_values(arg, values) for arg in node.args),
         kwargs=kwargs,
         storage=memory.name if isinstance(memory, Ref) else "",
+        writes=tuple(references(tuple(replace_values(Ref(name), values) for name in node.writes))),
     )
 
 
@@ -276,7 +281,7 @@ def sources_of_change(graph: Graph, trainable: Collection[str]) -> frozenset[str
     return frozenset(
         node.name
         for node in graph.nodes
-        if flow.roots.get(changes(node)) in leaves
+        if not leaves.isdisjoint(flow.memory_written(node))
         or is_random(node)
         or uses_batch_statistics(node, flow.data)
         or set(reads(node)) & set(trainable)
@@ -352,7 +357,7 @@ def _behind(graph: Graph, changing: Collection[str]) -> set[str]:
     late: set[str] = set()
     memory: set[str] = set()
     for node, needs in zip(graph.nodes, flow.depends, strict=False):
-        if node.name in changing or not late.isdisjoint(needs) or flow.roots.get(changes(node)) in memory:
+        if node.name in changing or not late.isdisjoint(needs) or not memory.isdisjoint(flow.memory_written(node)):
             late.add(node.name)
             memory.update(flow.roots[name] for name in (node.name, *reads(node)))
     return late

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from frostline.core import Graph, TensorSpec
 from frostline.core.errors import ModelError, NotTraceable, UnsafeArtifact
-from frostline.engines.graph_runner import ALLOWED, Runner, leaf_values, resolve_allowed
+from frostline.engines.graph_runner import Runner, leaf_values, refused_call, resolve_allowed
 from frostline.engines.machine import compute_slot
 from frostline.models.absent import Unsteady
 from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
@@ -30,6 +30,7 @@ from frostline.models.frozen import (
 )
 from frostline.models.graph import after, before, guard_inputs, map_cut
 from frostline.models.modules import (
+    NOT_EXPORTED,
     StandIn,
     graft,
     has_same_parameters,
@@ -87,16 +88,13 @@ _ROWS_OF_A_PLAN = 2
 _SEED = 1
 _OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
 _NOT_COMPILED = "torch.compile leaves job.head as it is: compile your trained layers, as model.classifier.compile()"
-_NOT_CONVERTED = (
-    "a job's head runs your network's own Python code, which torch.jit.script, torch.export and ONNX cannot convert as "
-    "a part: train job.head, and script or export the network itself"
-)
+_CHANGED = "was changed since the job was made"
 _TAKES_ACTIVATIONS = (
     "the head was called with {}, and takes batch.features alone: what else the network's forward takes, such as "
     "labels, has a default there, with which the network was cut; compute what needs it from what the head returns"
 )
-_AUTOCAST = (
-    "autocast to {} is on around job.head and reaches what the head computes alone: frozen layers are computed apart, "
+_CAST = (
+    "{} to {} is on around job.head and reaches what the head computes alone: frozen layers are computed apart, "
     "in the precision of the job's accuracy=, so that losses differ by rounding from those of a loop that casts all"
 )
 _OF_BEFORE = (
@@ -165,10 +163,6 @@ class Head(StandIn, ABC):
         """From the next run on put modules of the network into eval mode, whoever puts them into train mode again."""
         self._in_eval = tuple(modules)
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        """torch.jit asks for what is to be scripted."""
-        raise ModelError(_NOT_CONVERTED)
-
     def forward(self, *features: torch.Tensor | Sequence[torch.Tensor], **others: Any) -> Any:
         """What the network returns for these activations; autocast around it reaches what is computed here alone.
 
@@ -178,10 +172,11 @@ class Head(StandIn, ABC):
             others: arguments that are refused: what else the network's ``forward`` may take was not there at the cut.
 
         Raises:
-            ModelError: More is given than what crosses the frost line, or less; or the head is traced or exported.
+            ModelError: More is given than what crosses the frost line, or less; or the head is to be exported.
         """
-        if torch.jit.is_tracing() or torch.compiler.is_exporting():  # type: ignore[attr-defined,no-untyped-call]
-            raise ModelError(_NOT_CONVERTED)
+        is_traced = not torch.compiler.is_compiling() and torch._C._is_tracing()  # noqa: SLF001 (as torch.jit asks)
+        if is_traced or torch.compiler.is_exporting() or type(others) is not dict:
+            raise ModelError(NOT_EXPORTED)
         if others:
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
         if len(features) == 1 and hasattr(features[0], "features"):
@@ -467,16 +462,14 @@ class SkippingHead(Head):
             now = attributes.get(name)
             if not (theirs_alone and is_of_torch) and now is not value and self._minds((path, name), now, value):
                 whose = f"module {path!r}" if path else "the network"
-                return (
-                    f"attribute {name!r} of {whose}, which its frozen layers read, was changed since the job was made"
-                )
+                return f"attribute {name!r} of {whose}, which its frozen layers read, {_CHANGED}"
         if self._outside is None:
             self._outside = outside_values(self._model[0])
         for place, (name, get, value) in enumerate(self._outside):
             if (now := get()) is not value and self._minds(("", place), now, value):
                 others = dict.fromkeys(repr(name) for name, get, value in self._outside if is_other(get(), value))
                 names = " or ".join([*others][:_MANY_VALUES]) or repr(name)
-                return f"variable {names}, which code of the frozen layers reads, was changed since the job was made"
+                return f"variable {names}, which code of the frozen layers reads, {_CHANGED}"
         return None
 
     def _minds(self, key: tuple[str, str | int], now: Any, value: Any) -> bool:
@@ -510,11 +503,16 @@ class SkippingHead(Head):
         except UNFIT:
             return False
 
-    def _tell_autocast(self, dtype: torch.dtype) -> None:
-        """Warn once where the caller's autocast would change what is frozen in a loop without a job."""
-        self.expects_autocast = True
-        if not self.makes_the_same(is_cast=True):
-            warnings.warn(_AUTOCAST.format(str(dtype).removeprefix("torch.")), stacklevel=5)  # who called the head
+    def _tell_cast(self, given: torch.Tensor) -> None:
+        """Warn once where the caller's casts would change what is frozen in a loop without a job."""
+        kind = given.device.type
+        is_automatic = torch.is_autocast_enabled(kind)
+        if not is_automatic and given.dtype.itemsize >= self._meant[0].dtype.itemsize:
+            return
+        dtype = torch.get_autocast_dtype(kind) if is_automatic else given.dtype
+        self.expects_autocast, how = True, "autocast" if is_automatic else "a cast of features"
+        if not (is_automatic and self.makes_the_same(is_cast=True)):
+            warnings.warn(_CAST.format(how, str(dtype).removeprefix("torch.")), stacklevel=5)  # who called the head
 
     @property
     def given(self) -> Given:
@@ -554,9 +552,8 @@ class SkippingHead(Head):
             warnings.warn(_OF_BEFORE, stacklevel=5)
         if (changed := self.changed_read(theirs_alone=True)) is not None:
             raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
-        kind = tensors[0].device.type
-        if not self.expects_autocast and torch.is_autocast_enabled(kind):
-            self._tell_autocast(torch.get_autocast_dtype(kind))
+        if not self.expects_autocast:
+            self._tell_cast(tensors[0])
         return run_behind(self._model[0], self._plan, self._inputs, tensors)
 
 
@@ -659,7 +656,7 @@ def make_portable(head: nn.Module) -> PortableHead:
         raise ModelError(
             f"the trainable rest of this network was not traced ({kind}), so it cannot travel: {_ELSEWHERE}"
         )
-    strange = sorted({node.op for mode in modes for node in mode.graph.nodes} - ALLOWED)
+    strange = sorted({refused_call(node) for mode in modes for node in mode.graph.nodes} - {""})
     if strange:
         raise ModelError(f"the trainable rest uses {', '.join(strange)}, which a node does not run: {_ELSEWHERE}")
     names = _Names()

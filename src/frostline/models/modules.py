@@ -22,9 +22,10 @@ from frostline.core import TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.measure import version_of
 from frostline.models.cuts import DTYPE_BYTES
-from frostline.models.outside import NOT_PLAIN, OWN_NAMES, KeptState, kept_tensors, plain_copy
+from frostline.models.outside import NOT_PLAIN, OWN_NAMES, KeptState, kept_buffers, kept_tensors, plain_copy
 
 __all__ = (
+    "NOT_EXPORTED",
     "AnyInputs",
     "CallRecorder",
     "CountedCall",
@@ -41,7 +42,6 @@ __all__ = (
     "is_guard",
     "is_in_place",
     "is_split",
-    "kept_buffers",
     "laid_out",
     "lone_buffers",
     "lone_parameters",
@@ -53,7 +53,6 @@ __all__ = (
     "record",
     "resolved_path",
     "run_lock",
-    "state_of",
     "tensor_paths",
     "unwrap",
     "watch_reads",
@@ -177,35 +176,14 @@ def modes(model: nn.Module, training: Mapping[str, bool]) -> Iterator[None]:
         ModelError: State that a run has advanced, such as a generator's, cannot be restored.
     """
     kept = KeptState(model)
-    with kept_buffers(model), kept_tensors():
+    with kept_buffers(model):
         try:
-            for path, module in model.named_modules():
-                module.training = training[path]
-            yield
+            with kept_tensors():
+                for path, module in model.named_modules():
+                    module.training = training[path]
+                yield
         finally:
             kept.restore()
-
-
-@contextmanager
-def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Put the buffers and their values back at the end, whatever a run made of them."""
-    kept = [
-        (*path.rpartition("."), buffer, buffer.clone(), version_of(buffer))
-        for path, buffer in model.named_buffers(remove_duplicate=False)
-    ]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for owner, _, name, buffer, before, version in kept:
-                if not (buffer.is_meta or _is_as_before(buffer, before, version)):
-                    buffer.copy_(before)
-                setattr(model.get_submodule(owner), name, buffer)
-
-
-def _is_as_before(buffer: torch.Tensor, before: torch.Tensor, version: int) -> bool:
-    """Whether a buffer has its values of before; torch compares those that are not dense by no operation."""
-    return torch.equal(buffer, before) if buffer.layout == torch.strided else version_of(buffer) == version
 
 
 def name_of_function(func: Callable[..., Any]) -> str:
@@ -279,6 +257,13 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 _NONE = object()
 
 
+NOT_EXPORTED = (
+    "a job's head runs your network's own Python code around layers that are not there, which torch.jit, torch.export, "
+    "torch.fx and ONNX cannot write down: train job.head, and export the network itself"
+)
+"""What is said to who would have a head written down as a graph."""
+
+
 class StandIn(nn.Module):
     """Stands for a module of the user's network, and holds what the head has of it, under the same names.
 
@@ -295,6 +280,10 @@ class StandIn(nn.Module):
     def finish(self) -> None:
         """From now on, look at the network for names that are not there."""
         self._is_made = True
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """torch.jit asks for what is to be scripted."""
+        raise ModelError(NOT_EXPORTED)
 
     def __getattr__(self, name: str) -> Any:
         """Settings and modules of the network that are not the head's own, which a loop may read and change."""
@@ -335,6 +324,35 @@ class StandIn(nn.Module):
         super().add_module(name, module)
         if self._is_new(name):
             self._model[0].add_module(name, module)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A layer by its number or name in a container of PyTorch's, as the head has it; several by a slice."""
+        inner: Any = self._model[0]
+        layers = [getattr(self, name) for name in self._layer_names(key)]
+        if not layers or not isinstance(key, slice):
+            return layers[0] if layers else inner[key]
+        return nn.Sequential(*layers) if isinstance(inner, nn.Sequential) else nn.ModuleList(layers)
+
+    def __setitem__(self, key: Any, module: nn.Module) -> None:
+        for name in self._layer_names(key):
+            setattr(self, name, module)
+            return
+        inner: Any = self._model[0]
+        inner[key] = module
+
+    def _layer_names(self, key: Any) -> list[str]:
+        names = [*vars(self._model[0])["_modules"]]
+        if isinstance(self._model[0], nn.Sequential | nn.ModuleList):
+            return names[key] if isinstance(key, slice) else [names[key]]
+        return [key] if isinstance(self._model[0], nn.ModuleDict) else []
+
+    def __delattr__(self, name: str) -> None:
+        try:
+            super().__delattr__(name)
+        except AttributeError:
+            if name not in vars(self._model[0]):
+                raise
+            delattr(self._model[0], name)
 
     def _is_new(self, name: str) -> bool:
         return "_is_made" in vars(self) and not hasattr(self._model[0], name)
@@ -379,9 +397,6 @@ class _Part(StandIn):
             f"a part of this {type(self._model[0]).__name__} is frozen, and a job's head has the rest, which does not "
             "run alone: call job.head(batch.features), or the network's own module on what that takes"
         )
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._model[0][key]  # type: ignore[index]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._model[0])  # type: ignore[call-overload,no-any-return]
@@ -770,21 +785,6 @@ def laid_out(feature: torch.Tensor, shape: Sequence[int], order: Sequence[int]) 
         return None
     own = feature.reshape(tuple(shape))
     return own.permute(tuple(order)).clone(memory_format=torch.contiguous_format).permute(inverse_order(order))
-
-
-_SPOTS = 4093  # a prime number, so that no shape hides a part of a tensor
-
-
-def state_of(tensor: torch.Tensor) -> tuple[int, bytes]:
-    """By what it is seen that a tensor was written to: the count of that, and values of it where they are at hand.
-
-    Nobody counts writes through ``.data`` or NumPy, so that some evenly spaced values of a tensor on a CPU are read.
-    """
-    is_traced = torch._C._are_functorch_transforms_active()  # noqa: SLF001 (within torch.func nothing has values)
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or is_traced:
-        return version_of(tensor), b""
-    spots = tensor.detach().view(-1)[:: tensor.numel() // _SPOTS + 1].contiguous()
-    return version_of(tensor), spots.view(torch.uint8).numpy().tobytes()
 
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...]:

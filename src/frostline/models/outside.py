@@ -24,6 +24,7 @@ from types import CellType, CodeType, FunctionType, GeneratorType, MethodType, M
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -36,11 +37,15 @@ __all__ = (
     "OWN_NAMES",
     "PLAIN",
     "KeptState",
+    "effects_of",
     "is_other",
     "is_same_plain",
+    "kept_buffers",
     "kept_tensors",
+    "memory_of",
     "outside_values",
     "plain_copy",
+    "state_of",
 )
 
 PLAIN = (bool, int, float, str, type(None))
@@ -269,6 +274,11 @@ class KeptState(_Walk):
     def _members(self, owner: Any, named: Mapping[str, Any]) -> None:
         self._undo.append(partial(_restore_members, owner, {name: _kept(value) for name, value in named.items()}))
 
+    def _tensor(self, value: torch.Tensor) -> None:
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 (nobody who watches what code reads shall see this)
+            if _has_values(value) and value.layout == torch.strided:
+                self._undo.append(partial(_restore_data, value, value.data))
+
     def _special(self, value: Any) -> None:
         if (states := _GENERATORS.get(type(value))) is not None:
             self._undo.append(partial(states[1], value, states[0](value)))
@@ -410,13 +420,35 @@ def _state_at(place: Callable[[], Any]) -> int:
     value = place()
     if isinstance(value, torch.Tensor):
         is_small = _has_values(value) and value.device.type == "cpu" and value.nbytes <= _SMALL_BYTES
-        if not is_small or value.dtype == torch.bfloat16:
+        if not is_small or value.is_quantized or value.layout != torch.strided:
             return version_of(value)
-        value = value.detach().numpy()
+        value = memory_of(value)
     return zlib.crc32(value.tobytes()) if isinstance(value, np.ndarray) and value.nbytes <= _SMALL_BYTES else 0
 
 
 _SMALL_BYTES = 512
+
+
+def memory_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """The bytes of a dense tensor's values in the order of its dimensions, of whatever dtype."""
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous().cpu().reshape(-1)
+    # Tensor.numpy would take the user's tensor its freedom to be resized.
+    return np.from_dlpack(dense.view(torch.uint8)).view(np.uint8)
+
+
+_SPOTS = 4093  # a prime number, so that no shape hides a part of a tensor
+
+
+def state_of(tensor: torch.Tensor) -> tuple[int, bytes]:
+    """By what it is seen that a tensor was written to: the count of that, and values of it where they are at hand.
+
+    Nobody counts writes through ``.data`` or NumPy, so that some evenly spaced values of a tensor on a CPU are read.
+    """
+    is_traced = torch._C._are_functorch_transforms_active()  # noqa: SLF001 (within torch.func nothing has values)
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or is_traced:
+        return version_of(tensor), b""
+    spots = tensor.detach().view(-1)[:: tensor.numel() // _SPOTS + 1].contiguous()
+    return version_of(tensor), memory_of(spots).tobytes()
 
 
 def _inside(value: Any) -> Sequence[Any]:
@@ -451,6 +483,13 @@ def _restore_members(owner: Any, kept: Mapping[str, Any]) -> None:
     for name, value in kept.items():
         if getattr(owner, name, NOT_PLAIN) is not value:
             setattr(owner, name, value)
+
+
+def _restore_data(tensor: torch.Tensor, kept: torch.Tensor) -> None:
+    """Have a tensor lie where it lay, also where code has given it other ``data``, as averages of weights are kept."""
+    with torch._C.DisableTorchFunction():  # noqa: SLF001 (as above)
+        if (tensor.data_ptr(), tensor.shape, tensor.dtype) != (kept.data_ptr(), kept.shape, kept.dtype):
+            tensor.data = kept
 
 
 def _restore_array(array: Any, kept: Any) -> None:
@@ -543,6 +582,30 @@ def _holds(value: Any, content: Any) -> bool:
 
 
 @contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Put the buffers and their values back at the end, whatever a run made of them."""
+    kept = [
+        (*path.rpartition("."), buffer, buffer.clone(), version_of(buffer))
+        for path, buffer in model.named_buffers(remove_duplicate=False)
+    ]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for owner, _, name, buffer, before, version in kept:
+                if not (buffer.is_meta or _is_as_before(buffer, before, version)):
+                    if buffer.shape != before.shape:  # as observers do on their first batch
+                        buffer.resize_(before.shape)
+                    buffer.copy_(before)
+                setattr(model.get_submodule(owner), name, buffer)
+
+
+def _is_as_before(buffer: torch.Tensor, before: torch.Tensor, version: int) -> bool:
+    """Whether a buffer has its values of before; torch compares those that are not dense by no operation."""
+    return torch.equal(buffer, before) if buffer.layout == torch.strided else version_of(buffer) == version
+
+
+@contextmanager
 def kept_tensors() -> Iterator[None]:
     """Put the values of all tensors back into which something is written meanwhile, whoever keeps them.
 
@@ -561,25 +624,29 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._made: set[int] = set()
-        self._kept: dict[int, tuple[Any, Any]] = {}
+        self._kept: dict[int, tuple[Any, Any, torch.Tensor, torch.Size]] = {}
         # Kept by hand: PyTorch's compiler, which looks in here, warns of functools.cache.
         self._effects: dict[Any, tuple[Sequence[tuple[int, str]], bool]] = {}
 
     def restore(self) -> None:
-        for storage, kept in self._kept.values():
+        for storage, kept, tensor, shape in self._kept.values():
+            if tensor.shape != shape:
+                with torch.no_grad():
+                    tensor.resize_(shape)
+                storage.resize_(kept.nbytes())
             if storage.nbytes() == kept.nbytes():
                 storage.copy_(kept)
 
     def _dispatched(self, func: Any, _: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         if func not in self._effects:
-            self._effects[func] = _effects_of(func)
+            self._effects[func] = effects_of(func)
         written, is_fresh = self._effects[func]
         for tensor in _written(written, args, kwargs):
             storage = tensor.untyped_storage()
             if storage._cdata not in self._made:  # noqa: SLF001 (its address, by which torch knows storages too)
                 kept = storage.clone()  # type: ignore[no-untyped-call]
-                self._kept.setdefault(storage._cdata, (storage, kept))  # noqa: SLF001
+                self._kept.setdefault(storage._cdata, (storage, kept, tensor, tensor.shape))  # noqa: SLF001
         output = func(*args, **kwargs)
         if is_fresh:
             taken = {*map(_storage_of, args)}
@@ -591,7 +658,7 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _Writes.__torch_dispatch__ = _Writes._dispatched  # type: ignore[method-assign,assignment]  # noqa: SLF001
 
 
-def _effects_of(func: Any) -> tuple[Sequence[tuple[int, str]], bool]:
+def effects_of(func: Any) -> tuple[Sequence[tuple[int, str]], bool]:
     """Places and names of the arguments into which an operation writes, and whether all that it returns is new."""
     schema = func._schema  # noqa: SLF001 (as torch's own modes do)
     written = [

@@ -28,6 +28,7 @@ from frostline.core.errors import NotTraceable
 from frostline.core.graph import Argument, references
 from frostline.engines.graph_runner import is_known
 from frostline.engines.measure import SeesOperators, storage_key
+from frostline.models.outside import effects_of
 
 __all__ = ("BY_SIZE", "BY_VALUES", "Recording", "record", "size_of")
 
@@ -74,6 +75,7 @@ class Call:
     module: str
     is_pure: bool
     value: Value | None
+    writes: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -337,12 +339,13 @@ class _Recorder(SeesOperators):  # type: ignore[no-untyped-call]  # torch does n
             self._owners.update((storage_key(part), name) for part in parts)
         owners = [self._owners.setdefault(storage_key(part), name) for part in parts]
         self._roots[name] = next((owner for owner in owners if owner != name), name)
-        if is_mutable and not is_fixed:  # what is written to is the first argument, or what is given back, as by out=
-            written = {self._roots[name], *(self._roots[read] for read in reads[:1])}
+        writes = _written(func, args, kwargs) if is_mutable else ()
+        if is_mutable and not is_fixed:
+            written = {self._roots[name], *(self._roots[read] for read in (*reads[:1], *writes))}
             self._fixed = {fixed for fixed in self._fixed if self._roots[fixed] not in written}
         if isinstance(made, torch.Tensor):
             self._see(made, name)
-        self._write(name, op, args, kwargs, is_pure=not (is_seeded or is_mutable))
+        self._write(name, op, args, kwargs, is_pure=not (is_seeded or is_mutable), writes=writes)
         if isinstance(made, list | tuple):
             for place, part in enumerate(made):
                 self._part(name, place, part)
@@ -356,7 +359,16 @@ class _Recorder(SeesOperators):  # type: ignore[no-untyped-call]  # torch does n
         self._see(part, name)
         self._write(name, "operator.getitem", (Ref(whole), place))
 
-    def _write(self, name: str, op: str, args: _Args, kwargs: _Named = (), *, is_pure: bool = True) -> None:
+    def _write(
+        self,
+        name: str,
+        op: str,
+        args: _Args,
+        kwargs: _Named = (),
+        *,
+        is_pure: bool = True,
+        writes: tuple[str, ...] = (),
+    ) -> None:
         root = self._roots[name]
         call = Call(
             name=name,
@@ -367,6 +379,7 @@ class _Recorder(SeesOperators):  # type: ignore[no-untyped-call]  # torch does n
             module=self.modules[-1],
             is_pure=is_pure,
             value=self._found.values.get(name),
+            writes=writes,
         )
         self._found.calls.append(call)
 
@@ -608,6 +621,7 @@ def _node(few: Call, more: Call, args: _Args, kwargs: _Named) -> GraphNode:
         dtype="" if few.value is None else few.value.dtype,
         storage=few.storage if few.storage == more.storage else "",
         module=few.module,
+        writes=few.writes,
     )
 
 
@@ -638,6 +652,12 @@ def _value(tensor: torch.Tensor) -> Value:
         is_contiguous=tensor.is_contiguous(),
         dtype=str(tensor.dtype).removeprefix("torch."),
     )
+
+
+def _written(func: Any, args: _Args, kwargs: _Named) -> tuple[str, ...]:
+    """The values that an operator changes; ``detach_`` changes none, whatever its schema says."""
+    places, named = () if func is torch.ops.aten.detach_.default else effects_of(func)[0], dict(kwargs)
+    return tuple(references(tuple(args[place] if place < len(args) else named.get(name) for place, name in places)))
 
 
 def _sized_by_values(func: Any, args: Argument, values: Mapping[str, Value]) -> bool:

@@ -29,11 +29,10 @@ from frostline.models.modules import (
     laid_out,
     memory_order,
     modes,
-    state_of,
     watch_reads,
     with_forwards,
 )
-from frostline.models.outside import PLAIN, plain_copy
+from frostline.models.outside import PLAIN, plain_copy, state_of
 from frostline.models.tracing import cast_inputs, cast_specs, device_of, output_leaves
 
 __all__ = (

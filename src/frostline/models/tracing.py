@@ -31,7 +31,8 @@ from frostline.core.graph import Argument
 from frostline.engines.graph_runner import is_known
 from frostline.engines.machine import compute_slot, trace_slot
 from frostline.models.graph import replace_values, substitute
-from frostline.models.modules import kept_buffers, modes
+from frostline.models.modules import modes
+from frostline.models.outside import kept_buffers
 from frostline.models.recording import ROWS, Recording, record
 from frostline.preprocess.steps import InputPlace, unpack_inputs
 

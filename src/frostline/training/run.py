@@ -32,7 +32,7 @@ from frostline.jobs.statistics import JobStatistics
 from frostline.loaders import Batch, Loader
 from frostline.loaders.epoch import in_turn
 from frostline.models.freezing import layer_of, unfreeze, used_parameters
-from frostline.models.modules import kept_buffers
+from frostline.models.modules import modes
 from frostline.planning import ALL_IN_STORE
 from frostline.training.hugging_face import as_saved, config_of
 from frostline.training.loop import Checkpoint, Loop, UnfrozenHead
@@ -516,7 +516,9 @@ class _Run:
         crossing = zip(line.shapes, line.dtypes, strict=True)
         zeros = [torch.zeros((2, *shape), dtype=getattr(torch, dtype)) for shape, dtype in crossing]
         self._job.head.train()  # as it was traced: in eval mode it would be traced again, before the first step
-        with torch.no_grad(), torch.random.fork_rng(), kept_buffers(self._setup.network.model):
+        model = self._setup.network.model
+        training = {path: module.training for path, module in model.named_modules()}
+        with torch.no_grad(), torch.random.fork_rng(), modes(model, training):
             scores = self._job.head(zeros)
         classes = outputs_of(self._setup.data, self._settings.job)
         if not isinstance(scores, torch.Tensor) or scores.shape != (2, classes):
