@@ -35,7 +35,17 @@ from frostline.node.tenants import Tenants
 from frostline.wire.messages import ProfileRequest
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
-from support.nodes import artifact_of, is_idle, joined, make_images, request, samples_of, small_network, within_budget
+from support.nodes import (
+    artifact_of,
+    is_idle,
+    joined,
+    make_images,
+    request,
+    samples_of,
+    small_network,
+    until,
+    within_budget,
+)
 from support.tenants import tenant
 
 RUN_ROWS = 8
@@ -181,7 +191,7 @@ def test_a_tenant_whose_work_is_made_to_fail_takes_a_device_from_itself_alone(ca
 
         def comes_to_the_first(name, value):
             """On a busy machine the other device may be ready for the next run before it."""
-            return any(runs_on_the_first(name, value) for _ in range(50))
+            return until(lambda: runs_on_the_first(name, value)) > 0
 
         assert comes_to_the_first("ann", 1.0)
         assert "gets no more work of ann until" in caplog.messages[-1]

@@ -116,10 +116,13 @@ class Job(JobTable, Hinting, Closing):
         self._transform = transform
         self._generation = 0
         self._close_rest = close
+        self._unused: weakref.finalize[..., PlanFollower] | None = None
         self._begin_with(parts)
 
     def _begin_with(self, parts: JobParts) -> None:
-        """Run on this frozen part from now on."""
+        """Run on this frozen part from now on, and close once nobody refers to the job or a loader of it any more."""
+        if self._unused is not None:
+            self._unused.detach()
         self._parts, self._fetcher, self._router = parts, parts.fetcher, parts.router
         self._worker_setup, self._cuts = parts.worker_setup, tuple(parts.cuts)
         self.frost_line, self.fallback = self._cuts[-1], parts.fallback
@@ -143,7 +146,9 @@ class Job(JobTable, Hinting, Closing):
         activity.judge_by(self._usage)
         measuring = parts.measuring
         measured = None if measuring is None else partial(measuring.changes, fetcher=fetcher, router=router)
+        # It is what the job and all of its loaders refer to.
         self._on_event = PlanFollower(self._collector, router, measured, self._usage)
+        self._unused = weakref.finalize(self._on_event, self._close)
         self._maker = LoaderFactory(
             data=data,
             fetcher=fetcher,
@@ -482,11 +487,6 @@ class Job(JobTable, Hinting, Closing):
         if self._watch is not None:
             self._watch.release()
         self._close()
-
-    def close_when_unused(self) -> None:
-        """Close the job once neither it nor a loader of it is referred to any more, or the process ends."""
-        # It is what the job and all of its loaders refer to.
-        weakref.finalize(self._on_event, self._close)
 
     def _arrays(self, batch_size: int, given: EpochOptions, **more: Any) -> ArrayLoader:
         """A loader that knows how it was made, for workers."""

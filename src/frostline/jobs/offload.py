@@ -223,9 +223,7 @@ def make_job(
         if model is not None:
             again = partial(_partitioned, model, preprocess, on_event, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
             anew = partial(again, may_be_trained_whole=True)
-        job = _made(context, network, maker, anew, nodes, node, policy, left, on_event, stack)
-        job.close_when_unused()
-        return job
+        return _made(context, network, maker, anew, nodes, node, policy, left, on_event, stack)
 
 
 _CAST = ("cpu", "cuda", "xpu", "mps")  # devices whose operations may be cast
