@@ -80,14 +80,15 @@ class LooksAtItsTexts(torch.nn.Module):
         self.classifier = frozen()
 
     def forward(self, input_ids, attention_mask):
-        scores = self.classifier(input_ids, attention_mask).logits
-        return scores * (2.0 if int(input_ids.sum()) > 0 else 1.0)
+        scale = 2.0 if int(input_ids.sum()) > 0 else 1.0
+        return self.classifier(input_ids, attention_mask).logits * scale
 
 
 def test_a_network_that_is_not_cut_gets_the_same_tokens_made_here(reviews):
     data, _ = reviews
     told = []
     with offload(LooksAtItsTexts(), data, preprocess=tokens(), on_event=told.append) as job:
+        assert job.fallback
         assert [job.fallback] == [event.reason for event in told if isinstance(event, SetupWarning)]
         found = [batch.features for batch in job.loader(batch_size=8)]
         scores = job.head(found[0])

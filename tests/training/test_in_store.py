@@ -348,7 +348,7 @@ def with_value(*path, value):
     [
         (with_op("os.system"), UnsafeArtifact, "os.system"),
         (with_op("aten.bernoulli_.float"), UnsafeArtifact, "not allowed"),
-        (with_call("aten.to.dtype", -1), UnsafeArtifact, "a dtype"),
+        (with_call("aten.to.dtype", -1), UnsafeArtifact, "takes one of bfloat16, .* for 'dtype', not -1"),
         (with_value("head", "training", "graph", "outputs", value=[{"ref": "nothing"}]), UnsafeArtifact, "nothing"),
         (with_value("head", "training", "places", value=[7]), UnsafeArtifact, "crosses the frost line"),
         (with_value("head", "trained", value=["not.there"]), UnsafeArtifact, "not.there"),

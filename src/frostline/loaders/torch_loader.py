@@ -18,7 +18,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.context import get_spawning_popen
@@ -32,7 +32,7 @@ from torch.utils.data import Dataset, IterableDataset, SequentialSampler, get_wo
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from frostline.core import View
-from frostline.core.errors import SettingError
+from frostline.core.errors import OrderMismatch, SettingError
 from frostline.core.hints import Hinting
 from frostline.engines.graph_runner import as_array, as_tensor
 from frostline.loaders.epoch import Epochs, EpochStream, NextPass
@@ -329,7 +329,8 @@ class _BatchSequence(SequentialSampler):
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
-        self._loader.set_epoch(epoch)
+        with suppress(OrderMismatch):  # a recorded order is that of one epoch, in whichever a trainer takes it
+            self._loader.set_epoch(epoch)
 
 
 class _Steps:
