@@ -133,7 +133,9 @@ class Stages:
             self.job = self._setup.again(self._unfreezing.until_next(epoch, self._epochs))
         self._is_open = True
         layers = ", ".join(layer for step in due for layer in step.layers)
-        self._on_event(LayersUnfrozen(epoch=epoch, layers=layers, frost_line=self.job.frost_line.name))
+        # A run that goes on in a later epoch trains them since the epoch that was asked for.
+        since = max(step.epoch for step in due) - 1
+        self._on_event(LayersUnfrozen(epoch=since, layers=layers, frost_line=self.job.frost_line.name))
         return UnfrozenHead(head=self.job.head, added=added)
 
     @property
