@@ -630,7 +630,7 @@ def test_ctrl_c_leaves_a_loadable_checkpoint_and_no_process(folder, tmp_path, po
         children = descendants(process.pid)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=200)
-    assert process.returncode == 130
+    assert process.returncode == 130, err
     assert "Traceback" not in err
     report = json.loads((out / "report.json").read_text())
     assert report["interrupted"]
