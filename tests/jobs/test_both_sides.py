@@ -21,7 +21,7 @@ from frostline.core.errors import ModelError, OverBudget, Unavailable, UnsafeArt
 from frostline.core.events import SetupWarning
 from frostline.engines.catalog import absence
 from frostline.jobs import beginning, both_sides
-from frostline.jobs.partition import TorchLocalPrefix
+from frostline.jobs.partition import PartitionedModel, TorchLocalPrefix
 from frostline.loaders.fetch import Shipment
 from frostline.node.process import start_node
 from frostline.ordering import Order
@@ -371,13 +371,20 @@ def test_samples_that_came_before_the_trace_are_not_asked_for_again(folder, expe
             asked.extend(wanted.samples.ids.tolist())
         return features(transport, wanted)
 
+    def slowly(*said, **options):
+        until(lambda: len(asked) >= 64)
+        return of(*said, **options)
+
+    of = PartitionedModel.of
     monkeypatch.setattr(HttpTransport, "features", noted)
     for module in ("connect", "offload"):
         monkeypatch.setattr(import_module(f"frostline.jobs.{module}"), "is_loopback", lambda _: False)
     once = {"hedge_quantile": 1.0, "cache_bytes": 1 << 20}
     with node_elsewhere(folder) as url:
-        with job_near(url, folder, accuracy=accuracy, settings=once) as job:
-            until(lambda: len(asked) >= 64)
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionedModel, "of", slowly)
+            job = job_near(url, folder, accuracy=accuracy, settings=once)
+        with job:
             ahead = set(asked)
             np.testing.assert_allclose(rows_of(job), expected, rtol=1e-4, atol=1e-5)
             assert len(asked) == len(set(asked)) >= sides(job)[0]

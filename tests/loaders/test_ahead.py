@@ -68,7 +68,7 @@ def come(answer):
 def test_requests_get_their_rows_in_order_and_each_that_came_ahead_is_used_once(ahead, wanted):
     nodes, parts = Nodes(), [samples(ahead[start : start + 3]) for start in range(0, len(ahead), 3)]
     left, done = set(ahead), []
-    early = SamplesAhead(lambda part: done.append(part) or answer(part), parts)
+    early = SamplesAhead(lambda part: done.append(part) or answer(part), parts, nodes)
     until(lambda: len(done) == len(parts))
     for ids in wanted:
         nodes.asked.clear()
@@ -80,7 +80,7 @@ def test_requests_get_their_rows_in_order_and_each_that_came_ahead_is_used_once(
         left -= set(ids)
 
 
-def test_what_was_not_begun_when_the_first_request_comes_is_left_to_the_requests():
+def test_what_was_not_begun_when_it_is_stopped_is_left_to_the_requests():
     may_end, begun, nodes = threading.Event(), [], Nodes()
 
     def slow(part):
@@ -88,8 +88,9 @@ def test_what_was_not_begun_when_the_first_request_comes_is_left_to_the_requests
         assert may_end.wait(60)
         return answer(part)
 
-    early = SamplesAhead(slow, [samples([id]) for id in range(10, 30)])
+    early = SamplesAhead(slow, [samples([id]) for id in range(10, 30)], nodes)
     until(lambda: len(begun) == 4)
+    early.stop()
     rows = early.features(request(range(10, 30)), nodes)
     may_end.set()
     assert come(rows)[0] == list(range(10, 30))
@@ -103,21 +104,21 @@ def test_what_failed_ahead_is_asked_for_again():
         raise NodeUnreachable("gone")
 
     nodes = Nodes()
-    assert come(SamplesAhead(fails, [samples([1, 2])]).features(request([2, 1]), nodes))[0] == [2, 1]
+    assert come(SamplesAhead(fails, [samples([1, 2])], nodes).features(request([2, 1]), nodes))[0] == [2, 1]
     assert nodes.asked == [2, 1]
 
 
 @pytest.mark.parametrize(("more", "asked"), [({"name": "masks/{}.png"}, "a mask"), ({"cut": 2}, "features")])
 def test_another_object_of_the_same_sample_and_its_features_are_not_its_bytes(more, asked):
     nodes = Nodes()
-    early = SamplesAhead(answer, [samples([1, 2])])
+    early = SamplesAhead(answer, [samples([1, 2])], nodes)
     come(early.features(request([1, 2], **more), nodes))
     assert nodes.asked == [1, 2], asked
 
 
 def test_who_leaves_waits_for_nothing_that_is_under_way():
     may_end, nodes = threading.Event(), Nodes()
-    early = SamplesAhead(lambda part: may_end.wait(60) and answer(part), [samples([1, 2])])
+    early = SamplesAhead(lambda part: may_end.wait(60) and answer(part), [samples([1, 2])], nodes)
     rows = early.features(request([1, 2]), nodes)
     with ThreadPoolExecutor(1) as pool:
         taken = pool.submit(list, rows)

@@ -41,6 +41,8 @@ __all__ = ("ask_ahead", "asked_early", "first_of", "members_of", "reach")
 
 # Samples that are asked for before there is a network: what a processor computes in some seconds.
 _ROWS_AHEAD, _BYTES_AHEAD = 64, 16 << 20
+# As few at a time, since what makes a node ready queues behind them on a thin link.
+_ROWS_A_PART = 2
 
 
 def _nobody(_: Event) -> None:
@@ -55,6 +57,8 @@ def reach(
     left_out: Callable[[str, str, EngineNotReady], None],
     stack: ExitStack,
     on_event: Observer = _nobody,
+    *,
+    opened: Transport | None = None,
 ) -> Transport:
     """The way to the nodes, or to one of this process.
 
@@ -66,6 +70,7 @@ def reach(
         left_out: function that is told of a node that cannot run an engine, by its URL.
         stack: stack that closes what was made.
         on_event: function that is called when nodes come and go.
+        opened: transport to the only node, where it was asked already; None opens one.
 
     Raises:
         Refused: No node speaks a protocol of this version.
@@ -83,7 +88,7 @@ def reach(
         )
         return stack.enter_context(several)
     if nodes:
-        transport = _way(nodes[0], settings)
+        transport = opened or _way(nodes[0], settings)
         ask_protocol(nodes[0], _way(nodes[0], probing))
     else:
         # Who wants no request made twice wants no read made twice either.
@@ -134,13 +139,13 @@ def ask_ahead(
         settings: settings of the job.
         accuracy: accuracy of the job, which may allow other engines.
     """
-    judges, rows = judges_of(data), settings.samples_per_request
+    judges = judges_of(data)
     parts = [judges] if has_engines(data, preprocess, accuracy) else []
     folder = Path(settings.cache_folder or cache_folder() / "features")
     if not (any(map(is_loopback, nodes)) or Ranks.current().are_several or has_kept_features(folder, first)):
         is_judge = np.isin(first.ids, judges.ids) if parts else np.zeros(len(first), np.bool_)
         more = np.flatnonzero(~is_judge & (np.cumsum(first.lengths) <= _BYTES_AHEAD))
-        parts += [first.take(more[start : start + rows]) for start in range(0, len(more), rows)]
+        parts += [first.take(more[start : start + _ROWS_A_PART]) for start in range(0, len(more), _ROWS_A_PART)]
     if not parts:
         return None
     request = FeatureRequest(
@@ -155,7 +160,7 @@ def ask_ahead(
     def ask(samples: Samples) -> FeatureBatch:
         return join_batches(asking(lambda: list(transport.features(replace(request, samples=samples)))))
 
-    return SamplesAhead(ask, parts)
+    return SamplesAhead(ask, parts, transport)
 
 
 @contextmanager

@@ -189,7 +189,8 @@ def make_job(
         near = near or data.source.near or settings.io
         nodes = [near] if isinstance(near, str) else list(near or ())
         lacking: set[str] = set()
-        transport = reach(nodes, data, settings, node, partial(_left_out, lacking, on_event), stack, on_event)
+        left_out, opened = partial(_left_out, lacking, on_event), None if ahead is None else ahead.transport
+        transport = reach(nodes, data, settings, node, left_out, stack, on_event, opened=opened)
         asking = RetryPolicy(retry_for_s=settings.retry_for_s, on_event=on_event)
         begins_at_once = not settings.measure_first and policy == "best" and cut is None
         if ahead is None and begins_at_once and nodes and model is not None:
@@ -201,6 +202,8 @@ def make_job(
             if model is None
             else _partitioned(model, preprocess, on_event, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
         )
+        if ahead is not None:
+            ahead.stop()  # what makes a node ready goes first from now on, and the loop's own requests
         context = JobContext(
             data=data,
             preprocess=preprocess,

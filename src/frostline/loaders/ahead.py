@@ -26,15 +26,20 @@ _Rows = dict[int, bytes | memoryview | Skipped]
 class SamplesAhead:
     """Encoded samples that are asked for now, and are found by the requests for them. Safe for threads.
 
-    Each is handed out once. What was not asked for yet when the first request comes is left to the requests.
+    Each is handed out once.
 
     Args:
         ask: function that makes a request for samples and gives its whole answer.
         parts: samples of each request, in the order in which they are asked for, no one twice. The first part is
             asked for in any case.
+        transport: transport of these requests, which the job goes on with.
+
+    Attributes:
+        transport: the transport as given.
     """
 
-    def __init__(self, ask: Callable[[Samples], FeatureBatch], parts: Sequence[Samples]) -> None:
+    def __init__(self, ask: Callable[[Samples], FeatureBatch], parts: Sequence[Samples], transport: Transport) -> None:
+        self.transport = transport
         self._lock = Lock()
         self._pool = ThreadPoolExecutor(_REQUESTS, "frostline-ahead")
         self._answers = [self._pool.submit(ask, part) for part in parts]
@@ -44,6 +49,11 @@ class SamplesAhead:
     def first(self) -> "Future[FeatureBatch]":
         """The answer for the first part."""
         return self._answers[0]
+
+    def stop(self) -> None:
+        """Ask for nothing more but the first part; what is under way is found as before."""
+        for answer in self._answers[1:]:
+            answer.cancel()  # unless it was begun
 
     def close(self) -> None:
         """Ask for nothing more; what is under way ends by itself."""
@@ -57,8 +67,6 @@ class SamplesAhead:
     def _take(self, samples: Samples) -> dict[int, _Answer]:
         """Answers that have some of these samples or will have them, by the samples' ids."""
         with self._lock:
-            for answer in self._answers[1:]:
-                answer.cancel()  # unless it was begun
             found = {key[0]: self._left.pop(key, None) for key in _keys(samples)}
         return {id: answer for id, answer in found.items() if answer is not None and not answer.cancelled()}
 
