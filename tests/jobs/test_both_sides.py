@@ -250,10 +250,18 @@ def test_a_trainer_that_could_try_no_engine_says_so_and_computes_all_the_same(fo
     def fails(*_, **__):
         raise UnsafeArtifact("the graph changes its own weights")
 
+    runs, run = [], TorchLocalPrefix.run
+
+    def noted(prefix, arrays, size):
+        runs.append((len(arrays[0]), size))
+        return run(prefix, arrays, size)
+
     monkeypatch.setattr(both_sides, "observed_memory", fails)
-    events = []
-    with node_elsewhere(folder) as url, job_near(url, folder, events=events) as job:
+    monkeypatch.setattr(TorchLocalPrefix, "run", noted)
+    events, few = [], {"samples_per_request": 3}
+    with node_elsewhere(folder) as url, job_near(url, folder, events=events, settings=few) as job:
         np.testing.assert_allclose(rows_of(job), expected, rtol=1e-4, atol=1e-5)
+    assert {size - max(2, rows) for rows, size in runs} == {0}, "a run of a few rows is not filled up"
     [told] = [event.reason for event in events if isinstance(event, SetupWarning)]
     assert told == (
         "the trainer's share runs in eager PyTorch, and no engine was tried: the graph changes its own weights"

@@ -197,7 +197,7 @@ class TrainerEngine:
         self.choice = Choice(engine=REFERENCE, trials=())
         self._eager_rows, self._running, self._has_run = eager_rows, threading.Lock(), False
         self._may_try, self._is_closed = threading.Event(), False
-        self._shared_runs = SharedRuns(self._run)
+        self._shared_runs = SharedRuns(self._run_few)
         if not eager_rows:
             self._may_try.set()
         self._thread = threading.Thread(target=self._find, name="frostline-engine", daemon=True)
@@ -223,19 +223,25 @@ class TrainerEngine:
                     self._may_try.set()
                 return self._run_eagerly(arrays, size)
         self._thread.join()
+        if len(arrays) == 1 and len(arrays[0]) < ROWS:
+            return self._shared_runs(arrays[0])
         if self._engine is None:
             return self._run_eagerly(arrays, size)
         [pixels] = arrays
-        if len(pixels) < ROWS:
-            return self._shared_runs(pixels)
         parts = [self._run(pixels[start : start + size]) for start in range(0, len(pixels), size)]
         return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
 
     def _run_eagerly(self, arrays: _Arrays, size: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """Another batch may round otherwise, which an accuracy with engines to try allows."""
-        made = self._eager.run(arrays, min(size, pad_rows(len(arrays[0]))))
+        """Another batch may round otherwise, which an accuracy with engines to try allows: no run is filled up.
+
+        One row alone may take other ways through a network than several.
+        """
+        made = self._eager.run(arrays, min(size, max(_SEEN_ROWS, len(arrays[0]))))
         self._has_run = True
         return made
+
+    def _run_few(self, pixels: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], ...]:
+        return self._run_eagerly([pixels], len(pixels)) if self._engine is None else self._run(pixels)
 
     def _run(self, pixels: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], ...]:
         assert self._engine is not None, "it was found"
