@@ -460,6 +460,8 @@ def test_while_a_processor_has_no_engine_a_request_more_is_asked_for_each_second
     assert ask(0.9) == 4 * 4
     assert [ask(now) for now in (1, 2, 5)] == [5 * 4, 6 * 4, 9 * 4]
     assert held.next_wakeup() == 6
+    held.bound(requests=1, window_bytes=1)
+    assert held.next_wakeup() is None, "only an arrival makes room for bytes"
 
 
 def test_what_is_here_is_asked_of_nobody_a_second_time_though_it_takes_long():

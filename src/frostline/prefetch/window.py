@@ -401,8 +401,9 @@ class Window:
             return None
         times = [entry.not_before for entry in self._waiting]
         if not self._waiting:
-            if self._next is not None and math.isfinite(at := self._free_at(self._next.route)):
-                times.append(at)
+            if self._next is not None and self._has_room(self._next):
+                at = self._free_at(self._next.route)
+                times += [at] if math.isfinite(at) else []
             awaited = (flight for number, flight in self._flights.items() if number not in self._computing)
             times += [late for flight in awaited if (late := self._late_at(flight)) is not None]
         return min(times, default=None)
