@@ -52,6 +52,8 @@ _Arrays = Sequence[npt.NDArray[np.generic]]
 # Of this machine's memory: the trainer's own network and batches have the rest.
 _PART = 4
 _TRIAL_S = 30.0
+# Rows of other requests come so soon after those of a run have left.
+_TOGETHER_S = 0.005
 # Until a loop has its first rows, or until it may be that it has not begun.
 _FIRST_S = 1.0
 # Samples on which the reference's memory is seen: one alone may take other ways through a network than several.
@@ -134,7 +136,7 @@ class SharedRuns:
     """Runs a few rows with those of other requests that wait: a run of one row takes as long as one of eight.
 
     Safe for threads: whoever has the turn takes along what waits. A run that fails does so for it alone, and the others
-    run again.
+    run again. Who has its rows leaves at once, whoever runs next: its place is for another that waits.
 
     Args:
         run: function that runs at most eight rows, ``[n, ...]``.
@@ -143,7 +145,8 @@ class SharedRuns:
     def __init__(self, run: Callable[[npt.NDArray[np.generic]], _Arrays]) -> None:
         self._run = run
         self._waiting: deque[_Few] = deque()
-        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+        self._is_running = False
 
     @property
     def waiting(self) -> int:
@@ -153,17 +156,15 @@ class SharedRuns:
     def __call__(self, pixels: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.generic], ...]:
         """What the function makes of these rows, ``[n, ...]`` with n below eight."""
         own = _Few(pixels)
-        self._waiting.append(own)
-        with self._turn:
-            return self._with_others(own) if own.made is None else own.made
-
-    def _with_others(self, own: _Few) -> tuple[npt.NDArray[np.generic], ...]:
-        self._waiting.remove(own)
-        others: list[_Few] = []
-        rows = len(own.pixels)
-        while self._waiting and rows + len(self._waiting[0].pixels) <= ROWS:
-            others.append(self._waiting.popleft())
-            rows += len(others[-1].pixels)
+        with self._changed:
+            self._waiting.append(own)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: own.made is not None or not self._is_running)
+            if own.made is not None:
+                return own.made
+            self._is_running = True
+            self._changed.wait_for(lambda: sum(len(few.pixels) for few in self._waiting) >= ROWS, _TOGETHER_S)
+            others = self._taken_along(own)
         try:
             made = self._run(np.concatenate([few.pixels for few in (own, *others)]))
             ends = np.cumsum([len(few.pixels) for few in (own, *others)])[:-1]
@@ -171,8 +172,21 @@ class SharedRuns:
             for few, columns in zip(others, theirs, strict=True):
                 few.made = columns
         finally:
-            self._waiting.extendleft(few for few in reversed(others) if few.made is None)
+            with self._changed:
+                self._waiting.extendleft(few for few in reversed(others) if few.made is None)
+                self._is_running = False
+                self._changed.notify_all()
         return mine
+
+    def _taken_along(self, own: _Few) -> list[_Few]:
+        """What else waits and fits; none of it waits any more, nor do these rows."""
+        self._waiting.remove(own)
+        others: list[_Few] = []
+        rows = len(own.pixels)
+        while self._waiting and rows + len(self._waiting[0].pixels) <= ROWS:
+            others.append(self._waiting.popleft())
+            rows += len(others[-1].pixels)
+        return others
 
 
 class TrainerEngine:
