@@ -112,6 +112,6 @@ def test_figures_are_sent_and_asked_for_where_there_are_too_many_viewers(page, u
     sign_in(page, url, "bob-token")
     page.until("at('status').textContent === 'Live, every second.'")
     page.visit("about:blank")
-    monkeypatch.setattr("frostline.node.http.pages.LiveAnswers.is_full", lambda self: True)
+    monkeypatch.setattr("frostline.node.http.pages.LiveAnswers.is_full", lambda *_: True)
     sign_in(page, url, "bob-token")
     page.until("at('status').textContent === 'Read every second.' && seen.length > 2")
