@@ -25,7 +25,7 @@ import pytest
 import torch
 
 import frostline as fl
-from frostline.core import REFERENCE
+from frostline.core import REFERENCE, Route
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import EngineNotReady, NodeUnreachable, Overloaded, Unavailable
 from frostline.core.events import (
@@ -39,15 +39,18 @@ from frostline.core.events import (
     RequestFinished,
 )
 from frostline.jobs import beginning
+from frostline.jobs.beginning import pays_for_upload
 from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Shipping, Stage, wait_for_bytes
 from frostline.jobs.partition import PartitionedModel
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey, measure_link
+from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import EngineChoice, NodeEngine, RetryPolicy
 from frostline.models import freeze
 from frostline.node import Node
 from frostline.node import weights as stays
 from frostline.node.in_process import LocalTransport
 from frostline.planning.replanning import is_worth_sending
+from frostline.prefetch import ShortestWait
 from frostline.profiles import CodecCost, CutCost, Trial
 from frostline.testing.transports import Act, ScriptedTransport
 from frostline.transport import Cancellation
@@ -709,6 +712,28 @@ def shipping_of(asked, told, transport=None, is_worth=None, cancellation=None):
 def thin_link(mib_per_s):
     seen = SimpleNamespace(bytes_received=0, transfer_bytes=1 << 20, transfer_s=1 / mib_per_s)
     return SimpleNamespace(statistics=lambda: seen, break_off=lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("needed_s", "found_here", "pays", "has_choice"),
+    [(150, [], False, False), (15, [], None, True), (15, [None], True, True), (150, [None], False, False)],
+)
+def test_weights_that_come_too_late_beside_any_engine_are_waited_for_by_nobody(needed_s, found_here, pays, has_choice):
+    now = [0.0]
+    dealer = ShortestWait(
+        {Route(5): 1, Route(0): 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=lambda: now[0]
+    )
+    sides = BothSides(dealer)
+    sides.close(Route(5))
+
+    def judged():
+        return pays_for_upload(sides, Route(5), found_here, lambda: Left(samples=500, samples_per_s=None), needed_s)
+
+    assert judged() is None, "nothing is known of the trainer"
+    deal = sides.deal(500)
+    now[0] += 0.8
+    sides.finish_rows(deal.route, deal.rows)  # ten rows a second
+    assert (judged(), sides.has_choice) == (pays, has_choice)
 
 
 def test_weights_are_sent_when_the_job_has_something_of_them():

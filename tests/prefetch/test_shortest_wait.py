@@ -173,6 +173,21 @@ def test_a_thin_link_is_soon_free_for_what_opens_a_way(passing, run, rows):
     assert dealer.deal(100).rows == run
 
 
+def test_nothing_is_kept_short_for_a_way_that_is_not_expected_to_open():
+    dealer = dealer_at([100.0], run=8, passing=10.0)
+    assert dealer.has_choice
+    dealer.close(NODE)
+    assert dealer.has_choice
+    assert dealer.deal(100).rows == 2
+    dealer.close(NODE, is_expected=False)
+    assert not dealer.has_choice
+    assert dealer.deal(100).rows == 8
+    dealer.close(NODE)
+    assert dealer.has_choice, "a loop went on for longer than it seemed"
+    dealer.open(NODE)
+    assert dealer.has_choice
+
+
 def test_a_way_whose_runs_are_filled_up_gets_whole_runs_even_while_another_is_closed():
     """A trainer that runs eager torch with so many rows, whatever a request has: 8 of 32 would take as long as all."""
     now = [0.0]

@@ -34,11 +34,11 @@ def table(count):
     )
 
 
-def window(count=40, *, per_request=4, row_bytes=ROW_BYTES, jitter=float, **settings):
+def window(count=40, *, per_request=4, row_bytes=ROW_BYTES, jitter=float, has_choice=lambda: True, **settings):
     chosen = LoaderSettings(samples_per_request=per_request, **settings)
     everything = np.arange(count)
     asked = plan_requests(table(count), everything, everything, one_way(per_request, row_bytes))
-    return Window(asked, chosen, jitter=jitter)
+    return Window(asked, chosen, jitter=jitter, has_choice=has_choice)
 
 
 def answer(ids, *, unreadable=()):
@@ -462,6 +462,23 @@ def test_while_a_processor_has_no_engine_a_request_more_is_asked_for_each_second
     assert held.next_wakeup() == 6
     held.bound(requests=1, window_bytes=1)
     assert held.next_wakeup() is None, "only an arrival makes room for bytes"
+
+
+def test_where_there_is_no_other_way_only_bytes_bound_what_waits_for_a_processor():
+    has_choice = [True]
+    held, computing = window(4000, requests_in_flight=1, has_choice=lambda: has_choice[-1]), []
+
+    def ask(now):
+        while asks := held.asks(now):
+            for asked in asks:
+                held.mark_received(asked, now)
+            computing.extend(asks)
+        return sum(len(asked.samples) for asked in computing)
+
+    assert ask(0) == 4 * 4
+    held.bound(requests=1, window_bytes=40 * ROW_BYTES)
+    has_choice.append(False)
+    assert ask(0) == 40
 
 
 def test_what_is_here_is_asked_of_nobody_a_second_time_though_it_takes_long():

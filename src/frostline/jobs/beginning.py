@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.jobs.both_sides import TrainerEngine
     from frostline.jobs.partition import PartitionedModel
 
-__all__ = ("Beginning", "begin", "pays_for_trial")
+__all__ = ("Beginning", "begin", "pays_for_trial", "pays_for_upload")
 
 _MEASURING = "measuring the cuts"
 # A trial in the node's own process takes two to five seconds on one core, three times as long beside a job's work; a
@@ -161,7 +161,7 @@ def _at_once(
 
     def measure(cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
         # Whether the node runs it is asked while it tries engines: on a thin link each answer queues behind samples.
-        is_worth, made = partial(_pays_for_upload, both_sides, found_here, left), None
+        is_worth, made = partial(pays_for_upload, both_sides, line, found_here, left), None
         shipping = Shipping(beside, network, cancellation, first_bytes=first_bytes, is_worth=is_worth)
         try:
             # The weights may have been long on their way; the trainer goes on with its share meanwhile.
@@ -197,14 +197,29 @@ def _at_once(
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
 
 
-def _pays_for_upload(
-    both_sides: BothSides, found_here: Sequence[str | None], left: Callable[[], Left], needed_s: float
+def pays_for_upload(
+    both_sides: BothSides, line: Route, found_here: Sequence[str | None], left: Callable[[], Left], needed_s: float
 ) -> bool | None:
-    """Whether weights are sent; None before the trainer has computed by the engine that it found."""
+    """Whether weights are sent; None where that depends on an engine that the trainer has not found yet.
+
+    What does not pay beside eager torch pays less beside a faster engine: nothing waits for the node then.
+
+    Args:
+        both_sides: router of the job, which is told whether to expect that the way to the node opens.
+        line: the way of samples whose frozen layers the node runs.
+        found_here: the result of the trainer's trials; empty until they have ended.
+        left: function that gives the rest of the job.
+        needed_s: seconds that the weights take on the link.
+    """
     here = both_sides.observed_speed(Route(0))
-    if not found_here or not here:
+    if not here:
         return None
-    return is_worth_sending(needed_s=needed_s, samples_left=left().samples, samples_per_s=here)
+    pays = is_worth_sending(needed_s=needed_s, samples_left=left().samples, samples_per_s=here)
+    if pays and not found_here:
+        return None
+    if pays != both_sides.has_choice:
+        both_sides.close(line, is_expected=pays)
+    return pays
 
 
 def pays_for_trial(left: Left, trial_s: float | None) -> bool:

@@ -390,6 +390,7 @@ class LoaderFactory:
             fetch=fetch(fetcher),
             fetch_from=fetch_from(fetcher, fetch),
             require_open=fetcher.require_open,
+            has_choice=lambda: self.router.has_choice,
             dealer=MaskedDealer(dealer, mask_bytes(fetcher.preprocess)) if has_targets else dealer,
             cache=self.cache_policy.cache(fetcher.preprocess, view, has_targets=has_targets),
             unreadable=self.collector.unreadable_ids,

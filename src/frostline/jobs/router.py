@@ -105,10 +105,16 @@ class BothSides:
         """See ``ShortestWait``."""
         return self._ways.takes(routes)
 
-    def close(self, route: Route) -> None:
+    @property
+    def has_choice(self) -> bool:
         """See ``ShortestWait``."""
         with self._lock:
-            self._ways.close(route)
+            return self._ways.has_choice
+
+    def close(self, route: Route, *, is_expected: bool = True) -> None:
+        """See ``ShortestWait``."""
+        with self._lock:
+            self._ways.close(route, is_expected=is_expected)
 
     def open(self, route: Route) -> None:
         """See ``ShortestWait``."""
@@ -237,6 +243,12 @@ class Router:
     def are_both_sides(self) -> bool:
         """Whether requests go to node and trainer as each is free."""
         return isinstance(self._mixer, BothSides)
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether samples that are not asked for yet may take another way than those that are."""
+        with self._lock:
+            return not isinstance(self._mixer, BothSides) or self._mixer.has_choice
 
     @property
     def fixed_shares(self) -> Mapping[Route, float]:

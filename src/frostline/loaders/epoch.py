@@ -95,11 +95,14 @@ class EpochStream:
     @contextmanager
     def arrivals(self) -> Iterator[Arrivals]:
         """What the epoch must ask for, asked for by a window of its own."""
-        window = Window(self.plan_requests(), self.source.settings, jitter=jitter, nodes=self.nodes)
+        source = self.source
+        window = Window(
+            self.plan_requests(), source.settings, jitter=jitter, nodes=self.nodes, has_choice=source.has_choice
+        )
         if window.is_done:
             yield Arrivals()
             return
-        with prefetcher_of(self.source, window, self.source.on_event) as prefetcher:
+        with prefetcher_of(source, window, source.on_event) as prefetcher:
             yield Arrivals.of(prefetcher, prefetcher.take_ready())
 
     @contextmanager
@@ -185,7 +188,9 @@ class NextEpochPrefetch(Closing):
         self._now, self._is_handed_out = place, False
         first = self._first(place)
         source = first.source
-        window = Window(_Drawn(self._draw), source.settings, jitter=jitter, nodes=first.nodes)
+        window = Window(
+            _Drawn(self._draw), source.settings, jitter=jitter, nodes=first.nodes, has_choice=source.has_choice
+        )
         if not window.is_done:
             prefetcher = Prefetcher(
                 window,

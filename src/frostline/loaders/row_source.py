@@ -423,6 +423,7 @@ class RowSource:
         are_images: features are the pixels of images, on which no network was run.
         require_open: function that raises ``SettingError`` once the job is closed: what is cached would be handed out
             all the same.
+        has_choice: function that says whether samples that are not asked for yet may take another way than others.
     """
 
     fetch: FetchRows
@@ -445,3 +446,4 @@ class RowSource:
     fetch_from: Callable[[tuple[str, ...]], FetchRows] | None = None
     are_images: bool = False
     require_open: Callable[[], None] = _nothing
+    has_choice: Callable[[], bool] = lambda: True

@@ -386,10 +386,15 @@ class ShortestWait:
         """Whether it deals to all of these ways."""
         return all(route in self._ways for route in routes)
 
-    def close(self, route: Route) -> None:
-        """Deal nothing to a way from now on, as to a node that is not ready."""
-        assert len(self._closed) + 1 < len(self._ways), "one way is left"
-        self._closed[route] = self._clock()
+    @property
+    def has_choice(self) -> bool:
+        """Whether samples that are not dealt yet may take more than one way, now or when one that is closed opens."""
+        return len(self._ways) - len(self._closed) > 1 or any(map(math.isfinite, self._closed.values()))
+
+    def close(self, route: Route, *, is_expected: bool = True) -> None:
+        """Deal nothing to a way from now on, as to a node that is not ready, and say whether it is expected to open."""
+        assert len(self._closed.keys() | {route}) < len(self._ways), "one way is left"
+        self._closed[route] = self._clock() if is_expected else -math.inf
 
     def open(self, route: Route) -> None:
         """Deal to a way from now on."""

@@ -231,7 +231,7 @@ _NO_BOUND = 1 << 62
 # each second that it is at the first: a link that idles while a processor has no engine yet lacks their bytes later.
 _COMPUTING_REQUESTS = 4
 # Nor more seconds of its work than this, with those under way: they can find no other way, such as a node that becomes
-# ready. Where nothing waits here the link is what is slow, and is kept busy.
+# ready. Where nothing waits here the link is what is slow, and is kept busy; as it is where there is no other way.
 _COMPUTING_S = 3.0
 # The newest answers, which say how long a row takes. The slowest of them is left out: a first run makes kernels ready,
 # and one may have waited until an engine was found.
@@ -298,6 +298,7 @@ class Window:
             hold until ``bound`` gives others.
         jitter: random part of each wait, from 0 to below 1, so that many windows do not ask a node again at once.
         nodes: nodes that the requests name; the ramp begins with two requests for each.
+        has_choice: function that says whether what is not asked for yet may take another way than what is.
     """
 
     def __init__(
@@ -307,8 +308,10 @@ class Window:
         *,
         jitter: Callable[[], float] = float,
         nodes: int = 1,
+        has_choice: Callable[[], bool] = lambda: True,
     ) -> None:
         self._jitter = jitter
+        self._has_choice = has_choice
         self._source = iter(requests)
         self._settings = settings
         self._max_reorder = _NO_BOUND if settings.max_reorder is None else settings.max_reorder
@@ -569,7 +572,7 @@ class Window:
     def _free_at(self, route: Route) -> float:
         """From when on a way is asked for more; infinity where so many rows wait that the next may find another way."""
         computing, row_s = self._rows_computing[route], self._row_s(route)
-        if not computing:
+        if not computing or not self._has_choice():
             return -math.inf
         asked = sum(flight.rows for flight in self._flights.values() if flight.opened.request.route == route)
         if row_s is not None and asked * row_s >= _COMPUTING_S:
