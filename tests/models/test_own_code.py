@@ -22,11 +22,11 @@ from torch._subclasses import FakeTensor
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from frostline.core import TensorSpec
-from frostline.core.errors import ModelError
+from frostline.core.errors import ModelError, NotTraceable
 from frostline.engines.graph_runner import Runner, leaf_values
 from frostline.models import cut_network, freeze
 from frostline.models.head import SkippingHead, make_portable
-from frostline.models.tracing import takes_rows
+from frostline.models.tracing import takes_rows, trace
 from support.networks import Small
 from support.texts import small_bert
 
@@ -115,6 +115,34 @@ class Counting(Between):
 class Drawing(Between):
     def between(self, x):
         return x * (1 + random.random())
+
+
+class Choosing(Between):
+    draw = random.random
+
+    def between(self, x):
+        return x * 1.5 if self.draw() < 0.5 else x
+
+
+@pytest.mark.parametrize(
+    ("draw", "why"),
+    [
+        (random.random, "it draws random numbers that are not torch's"),
+        (np.random.rand, "it draws random numbers that are not torch's"),
+        (None, "its code decides by the size of the batch"),
+    ],
+)
+def test_what_tells_two_batches_apart_is_named_by_its_cause(draw, why):
+    class Chosen(Choosing):
+        def forward(self, x):
+            self.draw = draw or (lambda: len(x) % 2)
+            return super().forward(x)
+
+    random.seed(1)  # the first number is below a half and the second one above it, of NumPy too
+    np.random.seed(1)
+    model = Chosen()
+    with pytest.raises(NotTraceable, match=why):
+        trace(model, [TensorSpec(SHAPE)], training={path: True for path, _ in model.named_modules()})
 
 
 class Functional(Small):
@@ -1003,6 +1031,31 @@ def test_averages_that_are_put_in_the_place_of_weights_are_moved_by_the_loop_alo
     assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
 
 
+class Shrinking(Between):
+    """Writes into weights by ways that no operation of torch tells of."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def between(self, x):
+        weight = self.fc.weight.detach()
+        {"numpy": weight.numpy, "array": partial(np.asarray, weight), "dlpack": partial(torch.from_dlpack, weight)}[
+            self.way
+        ]()[...] *= 0.97
+        return x
+
+
+@pytest.mark.parametrize("way", ["numpy", "array", "dlpack"])
+def test_weights_that_code_writes_by_numpy_are_written_by_the_loop_alone(way):
+    plain = Shrinking(way).train()
+    for layer in (plain.stem, plain.body):
+        layer.requires_grad_(False).eval()
+    model, _, network = cut(Shrinking(way), "body")
+    assert torch.equal(model.fc.weight, plain.fc.weight)
+    assert trained(model, through(network) if network.prefix else network.head) == trained(plain, plain)
+
+
 class Layers(nn.Module):
     """An encoder of which every layer is used, as sums of hidden states are in SUPERB and ELMo."""
 
@@ -1536,8 +1589,10 @@ class TestAround:
         model.fc = nn.LazyLinear(3)
         for layer in (model.stem, model.body):
             layer.requires_grad_(False).eval()
-        with pytest.raises(ModelError, match=r"'fc\.weight' has no shape yet: run the network once"):
-            cut_network(model, SHAPE)
+        for act in (cut_network, lambda model, shape: freeze(model, "body", input_shape=shape)):
+            with pytest.raises(ModelError, match=r"'fc\.weight' has no shape yet: run the network once"):
+                act(model, SHAPE)
+        assert model.train()(torch.randn(2, *SHAPE)).shape == (2, 3)  # and it gets its shape as ever
 
     def test_layers_whose_weights_are_elsewhere_are_named(self):
         from accelerate import cpu_offload

@@ -34,6 +34,10 @@ _REMEDY = (
     "the job's features are those of the network as it was: call job.refreeze() to go on with the network as it is "
     "now, or make another job with offload"
 )
+_MOVED = (
+    "; where your code moves it at each step, as averages of weights are, let it require gradients before offload, and "
+    "run its layers under torch.no_grad()"
+)
 _EVAL = "put it back into eval mode (job.head.train() leaves frozen layers as they are), or call job.refreeze()"
 _TABLES = ("_parameters", "_buffers")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -431,8 +435,9 @@ class FrozenWatch:
         raise NetworkChanged(f"module {path!r} was {done} since the job was made: {_REMEDY}")
 
     def _is_heads(self, path: str, own: Mapping[str, nn.Module]) -> bool:
-        """Whether the head has a module, or the one around it, as the network has it, and so runs what is there now."""
-        return any(at in own and own[at] is module_at(self._model, at) for at in (path, path.rpartition(".")[0]))
+        """Whether the head has a module, or one around it, as the network has it, and so runs what is there now."""
+        around = (path[:end] for end, mark in enumerate(f"{path}.") if mark == ".")
+        return any(at in own and own[at] is module_at(self._model, at) for at in around)
 
 
 def _tree(model: nn.Module) -> dict[str, nn.Module]:
@@ -489,7 +494,9 @@ def _look_at(seen: _Seen) -> None:
 
 
 def _changed(seen: _Seen, done: str) -> NetworkChanged:
-    return NetworkChanged(f"{seen.kind} {seen.path!r} {done}: {_REMEDY}")
+    # What requires gradients is no frozen layer, however often it changes; and no optimiser moves what gets none.
+    moved = _MOVED if seen.kind == "parameter" and done.startswith("was changed in place") else ""
+    return NetworkChanged(f"{seen.kind} {seen.path!r} {done}: {_REMEDY}{moved}")
 
 
 def _refuse(reason: str | None) -> None:

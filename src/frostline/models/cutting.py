@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec
 from frostline.core.errors import ModelError, NothingFrozen, NotTraceable
@@ -25,7 +24,7 @@ from frostline.engines.measure import version_of
 from frostline.models.absent import Unsteady
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, input_cuts
-from frostline.models.freezing import used_parameters
+from frostline.models.freezing import require_shapes, used_parameters
 from frostline.models.frozen import (
     NOBODY_FROZE,
     FrozenPart,
@@ -49,6 +48,7 @@ from frostline.models.modules import (
     unwrap,
     zeros,
 )
+from frostline.models.outside import kept_weights
 from frostline.models.tracing import (
     UNFIT,
     Trace,
@@ -285,8 +285,9 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         ModelError: The inputs are of a kind that cannot be carried.
     """
     specs, model = input_specs(inputs), unwrap(model)
+    require_shapes(model)
     _refuse_without_values(model)
-    with _ONE_AT_A_TIME, kept_draws():
+    with _ONE_AT_A_TIME, kept_draws(), kept_weights(model):
         flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
         found = _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
     if frozen_in_eval:  # those too that run at the trainer, as behind a trained layer
@@ -296,11 +297,6 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
 
 def _refuse_without_values(model: nn.Module) -> None:
     for path, parameter in model.named_parameters():
-        if isinstance(parameter, UninitializedParameter):
-            raise ModelError(
-                f"parameter {path!r} has no shape yet: run the network once on a batch before the job is made, so that "
-                "its lazy layers have theirs"
-            )
         if parameter.is_meta:
             raise ModelError(
                 f"parameter {path!r} has a shape and no values, as accelerate's cpu_offload and device_map leave it: "

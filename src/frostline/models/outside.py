@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from frostline.core.errors import ModelError
@@ -42,6 +43,7 @@ __all__ = (
     "is_same_plain",
     "kept_buffers",
     "kept_tensors",
+    "kept_weights",
     "memory_of",
     "outside_values",
     "plain_copy",
@@ -620,10 +622,25 @@ def kept_tensors() -> Iterator[None]:
         mode.restore()
 
 
+@contextmanager
+def kept_weights(model: nn.Module) -> Iterator[None]:
+    """Put the values of trained parameters back at the end, also where code writes into them by NumPy or DLPack.
+
+    No operation says that it does, so that they are compared with copies, of which there are as many as of gradients.
+    """
+    kept = [(weight, weight.detach().clone()) for weight in model.parameters() if _is_trained(weight)]
+    try:
+        yield
+    finally:
+        for weight, before in kept:
+            if not torch.equal(weight.detach(), before):
+                weight.data.copy_(before)
+
+
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._made: set[int] = set()
+        self._made: dict[int, StorageWeakRef] = {}  # whose addresses nothing else can have while these are held
         self._kept: dict[int, tuple[Any, Any, torch.Tensor, torch.Size]] = {}
         # Kept by hand: PyTorch's compiler, which looks in here, warns of functools.cache.
         self._effects: dict[Any, tuple[Sequence[tuple[int, str]], bool]] = {}
@@ -650,7 +667,9 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = func(*args, **kwargs)
         if is_fresh:
             taken = {*map(_storage_of, args)}
-            self._made.update({*map(_storage_of, output if isinstance(output, tuple | list) else (output,))} - taken)
+            made = output if isinstance(output, tuple | list) else (output,)
+            new = (value.untyped_storage() for value in made if _storage_of(value) not in {0, *taken})
+            self._made.update((storage._cdata, StorageWeakRef(storage)) for storage in new)  # noqa: SLF001
         return output
 
 
@@ -685,6 +704,10 @@ _WITH_VALUES = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 def _has_values(value: Any) -> bool:
     return type(value) in _WITH_VALUES and value.layout == torch.strided and not (value.is_meta or value.is_quantized)
+
+
+def _is_trained(weight: nn.Parameter) -> bool:
+    return weight.requires_grad and _has_values(weight)
 
 
 def _storage_of(value: Any) -> int:

@@ -30,11 +30,11 @@ from frostline.engines.graph_runner import is_known
 from frostline.engines.measure import SeesOperators, storage_key
 from frostline.models.outside import effects_of
 
-__all__ = ("BY_SIZE", "BY_VALUES", "Recording", "record", "size_of")
+__all__ = ("BY_SIZE", "BY_VALUES", "DRAWS", "Recording", "record", "size_of")
 
 BY_VALUES = "its code decides by the values of a tensor"
 BY_SIZE = "its code decides by the size of the batch"
-_DRAWS = "it draws random numbers that are not torch's, or counts its runs"
+DRAWS = "it draws random numbers that are not torch's, or counts its runs"
 _BEHIND = "its code has a weight or a value once more by another name, as `data` gives it"
 
 _SIZED_BY_VALUES = ("aten.argwhere.default", "aten.where.default", "aten.nonzero_numpy.default")
@@ -112,7 +112,7 @@ class Recording:
         if few != more or self.leaves != other.leaves or self.structure != other.structure:
             raise NotTraceable(BY_SIZE)
         if any(not _is_equal(tensor, other.constants[path]) for path, tensor in self.constants.items()):
-            raise NotTraceable(_DRAWS)
+            raise NotTraceable(DRAWS)
         sizes, nodes = _Sizes(self.inputs[0]), list[GraphNode]()
         for own, others in zip(self.calls, other.calls, strict=True):
             args = cast(_Args, sizes.both(own.args, others.args))
@@ -575,7 +575,7 @@ class _Sizes:
             case int(), int() if few != more and not isinstance(few, bool):
                 return Ref(self._name(size_of(few, more)))
             case float(), float() if repr(few) != repr(more):
-                raise NotTraceable(_DRAWS)
+                raise NotTraceable(DRAWS)
             case _ if type(few) is type(more) and repr(few) == repr(more):
                 return few
         raise NotTraceable(BY_SIZE)
