@@ -25,7 +25,8 @@ from frostline.core import TensorSpec
 from frostline.core.errors import ModelError, NotTraceable
 from frostline.engines.graph_runner import Runner, leaf_values
 from frostline.models import cut_network, freeze
-from frostline.models.head import SkippingHead, make_portable
+from frostline.models.head import SkippingHead
+from frostline.models.portable import make_portable
 from frostline.models.tracing import takes_rows, trace
 from support.networks import Small
 from support.texts import small_bert
@@ -1029,6 +1030,69 @@ def test_averages_that_are_put_in_the_place_of_weights_are_moved_by_the_loop_alo
     run = through(network) if network.prefix else network.head
     assert trained(model, run) == trained(plain, plain)
     assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
+
+
+class Growing(Between):
+    """Makes layers, and weights and buffers too, when it first runs."""
+
+    def __init__(self, *, makes_more):
+        super().__init__()
+        self.adapters, self.makes_more = nn.ModuleDict(), makes_more
+        self.register_parameter("shift", None)
+
+    def between(self, x):
+        if "a" not in self.adapters:
+            self.adapters["a"] = nn.Linear(16, 16)
+            self.register_buffer("mean", x.detach().mean(0), persistent=False)
+            self.register_buffer("least", x.detach().amin(0))
+            if self.makes_more:
+                self.extra, self.shift = nn.Linear(16, 16), nn.Parameter(torch.randn(16))
+        self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1
+        x = self.extra(x) + self.shift if self.makes_more else x
+        return self.adapters["a"](x) - self.mean - self.least
+
+
+@pytest.mark.parametrize("makes_more", [False, True])
+def test_layers_that_code_makes_as_it_runs_are_the_heads(makes_more):
+    _, plain, network = cut(Growing(makes_more=makes_more))
+    assert (network.prefix is None) == makes_more
+    assert not makes_more or "makes layers as it runs" in network.fallback
+    assert not makes_more or "run it once on a batch before" in network.fallback
+    losses = []
+    for run, whole in ((through(network) if network.prefix else network.head, network.head), (plain, plain)):
+        torch.manual_seed(5)
+        (pixels, _), *others = batches()
+        run(pixels)
+        losses.append(trained(whole, run, given=others))
+    assert losses[0] == losses[1]
+    ours, theirs = network.head.state_dict(), plain.state_dict()
+    assert all(name in ours or name.startswith("stem") for name in theirs)
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+class NamedAsHeads(nn.Module):
+    """Has names that a head could have for something else."""
+
+    def __init__(self, *names):
+        super().__init__()
+        torch.manual_seed(0)
+        self._model = Between()
+        self.names = names
+        for name in names:
+            setattr(self, name, nn.Linear(3, 3))
+
+    def forward(self, x):
+        x = self._model(x)
+        for name in self.names:
+            x = getattr(self, name)(x)
+        return x
+
+
+def test_a_networks_names_are_none_of_the_heads_own():
+    names = ("reads", "taken", "given", "traced", "finish", "_part", "_plan", "_flags", "_look", "_places", "_shared")
+    model, plain, network = cut(NamedAsHeads(*names), "_model.body")
+    assert trained(model, through(network)) == trained(plain, plain)
+    assert {name.partition(".")[0] for name in network.head.state_dict()} == {"_model", *names}
 
 
 class Shrinking(Between):

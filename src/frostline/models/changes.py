@@ -62,7 +62,7 @@ class Reads(Protocol):
     """A head that knows what the network's code reads of its modules before the frost line."""
 
     @property
-    def reads(self) -> tuple[tuple[str, str, Any], ...]:
+    def python_reads(self) -> tuple[tuple[str, str, Any], ...]:
         """Path of a module, name and value of each attribute."""
 
     def changed_read(self) -> str | None:
@@ -245,7 +245,7 @@ class FrozenWatch:
     ) -> None:
         self._model = model
         self._head = head
-        reads = head.reads if isinstance(head, Reads) else ()
+        reads = head.python_reads if isinstance(head, Reads) else ()
         self._reads = [(vars(model.get_submodule(path)), name, value) for path, name, value in reads]
         self._minds_modes = minds_modes
         self._is_retired = False
@@ -270,7 +270,7 @@ class FrozenWatch:
         self._tried_at = dict.fromkeys(_SHARES, -math.inf)
         self._next = "begin"
         self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
-        self._given = head.given if isinstance(head, SkippingHead) else None
+        self._given = head.known_by if isinstance(head, SkippingHead) else None
         if isinstance(head, Head):
             head.look_before_runs(self._glance)
 
@@ -530,7 +530,7 @@ def take_over(head: nn.Module, other: nn.Module) -> None:
     if isinstance(head, Head) and isinstance(other, Head):
         head.give_modes_back(other)
     if isinstance(head, SkippingHead) and isinstance(other, SkippingHead):
-        (_, before), (_, now) = head.given, other.given
+        (_, before), (_, now) = head.known_by, other.known_by
         is_alike = [tensor.shape for tensor in before] == [tensor.shape for tensor in now]
         other.awaits_pass = is_alike and (head.awaits_pass or not are_close(before, now))
     own: MutableMapping[str, Any] = vars(head)

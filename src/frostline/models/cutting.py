@@ -226,6 +226,7 @@ _MENDS = {
     "by the size of the batch": "let its code say sizes as -1 or x.shape[0]",
     "that are not torch's": "let its code draw them by torch, in the head",
     "by what their code keeps in Python": "let its code give the same for the same input, or train that layer too",
+    "makes layers as it runs": "run it once on a batch before the job is made, so that it has them",
     "as it runs": "let its code count elsewhere, or train that layer too",
     "two tensors at its frost line": "freeze up to a layer that gives the one tensor of which both are made",
     "use_reentrant": "pass use_reentrant=False, as PyTorch advises",
@@ -373,8 +374,8 @@ def _cut_traced(
     if why and not _holds_all_frozen(model, specs, traced.graph):
         ends = f"the frozen part ends at {part.frost_line.name!r}, before that"
         reason = "; ".join([why, ends, *(mixed.why for mixed in part.mixing[-1:]), _mend(why)])
-    if _has_layers_behind(part, head.taken):
-        again = len(part.frost_line.tensors) - len(head.taken)
+    if _has_layers_behind(part, head.taken_tensors):
+        again = len(part.frost_line.tensors) - len(head.taken_tensors)
         reason = "; ".join(filter(None, [reason, _MADE_AGAIN.format(again)]))
     return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason or None, part=part, rest=rest)
 

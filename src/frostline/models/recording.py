@@ -35,6 +35,7 @@ __all__ = ("BY_SIZE", "BY_VALUES", "DRAWS", "Recording", "record", "size_of")
 BY_VALUES = "its code decides by the values of a tensor"
 BY_SIZE = "its code decides by the size of the batch"
 DRAWS = "it draws random numbers that are not torch's, or counts its runs"
+_MADE = "its code makes layers as it runs"
 _BEHIND = "its code has a weight or a value once more by another name, as `data` gives it"
 
 _SIZED_BY_VALUES = ("aten.argwhere.default", "aten.where.default", "aten.nonzero_numpy.default")
@@ -412,7 +413,8 @@ class _Recorder(SeesOperators):  # type: ignore[no-untyped-call]  # torch does n
         """A parameter or buffer that is read for the first time, or a tensor that no operator has given."""
         path = self._own.get(id(tensor))
         if path is None and tensor.layout == torch.strided and storage_key(tensor) in {*self._owners, *self._weights}:
-            raise NotTraceable(_BEHIND)
+            is_new = isinstance(tensor, nn.Parameter) and storage_key(tensor) not in self._weights
+            raise NotTraceable(_MADE if is_new else _BEHIND)
         prefix, path = ("p", path) if path is not None else ("c", self._constant(tensor))
         name = self._unique(f"{prefix}_{path.removeprefix('constant:').replace('.', '_')}")
         self._found.leaves[name] = path
