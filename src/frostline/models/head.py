@@ -277,7 +277,7 @@ class _Known:
 
     Attributes:
         path: path of the module.
-        part: what the head has of it.
+        part: stand-in for it in the head.
         kind: name of the network's table.
         table: the network's table now.
         names: names that stood for something in it.
