@@ -1032,6 +1032,28 @@ def test_averages_that_are_put_in_the_place_of_weights_are_moved_by_the_loop_alo
     assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
 
 
+def apart(row):
+    return row - row.mean()
+
+
+def apart_in_place(row):
+    return row.clone().sub_(row.mean())
+
+
+def slopes(row):
+    return torch.func.grad(lambda x: x.square().sum())(row)
+
+
+@pytest.mark.parametrize("of_each", [apart, apart_in_place, slopes, torch.vmap(apart)])
+def test_frozen_code_may_be_mapped_over_samples(of_each):
+    class Mapped(Between):
+        def forward(self, x):
+            return super().forward(x + torch.vmap(of_each)(x))
+
+    network = same_training(Mapped, until="body")
+    assert network.fallback is None
+
+
 class Growing(Between):
     """Makes layers, and weights and buffers too, when it first runs."""
 
