@@ -669,7 +669,9 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             taken = {*map(_storage_of, args)}
             made = output if isinstance(output, tuple | list) else (output,)
             new = (value.untyped_storage() for value in made if _storage_of(value) not in {0, *taken})
-            self._made.update((storage._cdata, StorageWeakRef(storage)) for storage in new)  # noqa: SLF001
+            for storage in new:
+                held = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._made[storage._cdata] = held  # noqa: SLF001
         return output
 
 

@@ -168,14 +168,14 @@ def trace(
             PyTorch's, or does something that a graph cannot express.
     """
     generator, recordings = torch.Generator().manual_seed(_SEED), list[Recording]()
+    before = behind = _states_of_draws()[1:]
     try:
         with kept_draws():  # of both, since the second is to draw other numbers
-            _, *before = _states_of_draws()
             for rows in ROWS:
                 batch = cast_inputs(model, random_batch(model, inputs, rows, generator))
                 with trace_slot(), modes(model, training), _quiet():
                     recordings.append(record(model, batch, *recordings, may_end_early=may_end_early))
-            _, *behind = _states_of_draws()
+            behind = _states_of_draws()[1:]
         first, second = recordings
         nodes, outputs, alive = first.common_start(second) if may_end_early else (*first.nodes(second), ())
     except UNFIT as error:
