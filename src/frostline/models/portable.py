@@ -247,19 +247,15 @@ def _traced_graphs(head: SkippingHead) -> "tuple[_HeadGraph, _HeadGraph] | None"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _HeadGraph:
-    """What a traced head computes in one combination of modes.
+class _HeadGraph(Mode):
+    """What a traced head computes in one combination of modes, over the network's own tensors.
 
     Attributes:
-        graph: the graph from the frost line to the network's outputs.
-        places: the places, which of the tensors that cross the frost line it takes, in the order of its inputs.
         runner: runner of the graph.
         leaves: the function, for each leaf of the graph, that gives the network's own tensor: ``.to()`` replaces
             buffers.
     """
 
-    graph: Graph
-    places: tuple[int, ...]
     runner: Runner
     leaves: tuple[Callable[[], torch.Tensor], ...]
 
