@@ -1032,6 +1032,31 @@ def test_averages_that_are_put_in_the_place_of_weights_are_moved_by_the_loop_alo
     assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
 
 
+class Perturbed(Between):
+    """Computes gradients in its forward: by the features as they come, or by others of the same values."""
+
+    def __init__(self, *, learns_anew=False):
+        super().__init__()
+        self.learns_anew = learns_anew
+
+    def forward(self, x):
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        if self.learns_anew:
+            hidden = hidden.detach().requires_grad_(True)
+        shift = torch.zeros_like(hidden, requires_grad=True)
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self.fc(self.hidden(hidden + shift)).logsumexp(1).sum(), shift)
+        return self.fc(self.hidden(hidden + 0.1 * slope.sign()))
+
+
+@pytest.mark.parametrize("learns_anew", [False, True])
+def test_code_that_computes_gradients_is_followed_up_to_there(learns_anew):
+    assert same_training(partial(Perturbed, learns_anew=learns_anew), until="body").fallback is None
+    model = Perturbed()
+    with pytest.raises(NotTraceable, match="its code computes gradients itself"):
+        trace(model, [TensorSpec(SHAPE)], training={path: True for path, _ in model.named_modules()})
+
+
 def apart(row):
     return row - row.mean()
 

@@ -226,6 +226,7 @@ _MENDS = {
     "by the size of the batch": "let its code say sizes as -1 or x.shape[0]",
     "that are not torch's": "let its code draw them by torch, in the head",
     "by what their code keeps in Python": "let its code give the same for the same input, or train that layer too",
+    "computes gradients itself": "freeze up to a layer before that",
     "makes layers as it runs": "run it once on a batch before the job is made, so that it has them",
     "as it runs": "let its code count elsewhere, or train that layer too",
     "two tensors at its frost line": "freeze up to a layer that gives the one tensor of which both are made",

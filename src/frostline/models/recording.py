@@ -35,6 +35,7 @@ __all__ = ("BY_SIZE", "BY_VALUES", "DRAWS", "Recording", "record", "size_of")
 BY_VALUES = "its code decides by the values of a tensor"
 BY_SIZE = "its code decides by the size of the batch"
 DRAWS = "it draws random numbers that are not torch's, or counts its runs"
+_DERIVES = "its code computes gradients itself"
 _MADE = "its code makes layers as it runs"
 _BEHIND = "its code has a weight or a value once more by another name, as `data` gives it"
 
@@ -50,6 +51,7 @@ _READ_OUT = tuple(
     getattr(torch.Tensor, name)
     for name in ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage")
 )
+_DERIVING = (torch.autograd.grad, torch.Tensor.backward)
 _SHAPE, _SIZE, _LEN = torch.Tensor.shape.__get__, torch.Tensor.size, torch.Tensor.__len__  # type: ignore[attr-defined]
 
 
@@ -472,9 +474,9 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         if self._recorder.is_at_work:
             return func(*args, **(kwargs or {}))
-        if func in _READ_OUT and self._recorder.depends(args[0]):
+        if func in _DERIVING or (func in _READ_OUT and self._recorder.depends(args[0])):
             self._recorder.note_alive()
-            raise NotTraceable(BY_VALUES)
+            raise NotTraceable(_DERIVES if func in _DERIVING else BY_VALUES)
         made = func(*args, **(kwargs or {}))
         if func not in (_SHAPE, _SIZE, _LEN) or (sizes := self._recorder.sizes(args[0])) is None:
             return made
