@@ -474,9 +474,11 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         if self._recorder.is_at_work:
             return func(*args, **(kwargs or {}))
-        if func in _DERIVING or (func in _READ_OUT and self._recorder.depends(args[0])):
+        if func in _READ_OUT and self._recorder.depends(args[0]):
             self._recorder.note_alive()
-            raise NotTraceable(_DERIVES if func in _DERIVING else BY_VALUES)
+            raise NotTraceable(BY_VALUES)
+        if func in _DERIVING:
+            return self._derived(func, args, kwargs or {})
         made = func(*args, **(kwargs or {}))
         if func not in (_SHAPE, _SIZE, _LEN) or (sizes := self._recorder.sizes(args[0])) is None:
             return made
@@ -484,6 +486,14 @@ class _Watch(TorchFunctionMode):
             return sizes[0]
         place = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
         return torch.Size(sizes) if place is None else sizes[place]
+
+    def _derived(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call gives that computes gradients; those of torch.func, which keep to themselves, are followed."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            self._recorder.note_alive()
+            raise NotTraceable(_DERIVES) from error
 
 
 class _BatchSize(int):
