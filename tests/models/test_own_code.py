@@ -1057,6 +1057,43 @@ def test_code_that_computes_gradients_is_followed_up_to_there(learns_anew):
         trace(model, [TensorSpec(SHAPE)], training={path: True for path, _ in model.named_modules()})
 
 
+class Local(Between):
+    """A layer learns within the network's forward, by an optimiser of its own, or gathers gradients for another."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.aside = nn.Linear(16, 3)
+        self.own = None if kind is None else kind(self.aside.parameters(), 0.1)
+
+    def between(self, x):
+        if self.training and torch.is_grad_enabled():
+            loss = self.aside(x.detach()).logsumexp(1).mean()
+            if self.own is not None:
+                self.own.zero_grad()
+            loss.backward()
+            if self.own is not None:
+                self.own.step()
+        return x + self.aside(x).mean(1, keepdim=True).detach()
+
+
+@pytest.mark.parametrize("kind", [None, partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam])
+def test_layers_that_learn_in_the_forward_begin_as_they_were(kind):
+    model, plain, network = cut(Local(kind), "body")
+    assert model.aside.weight.grad is None
+    assert kind is None or not model.own.state
+    losses = []
+    for each, run in ((model, through(network) if network.prefix else network.head), (plain, plain)):
+        losses.append([])
+        optimizer = torch.optim.SGD(each.parameters() if kind is None else each.fc.parameters(), 0.2)
+        for pixels, labels in batches():
+            loss = nn.functional.cross_entropy(run(pixels), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(loss.item())
+    assert losses[0] == losses[1]
+
+
 def apart(row):
     return row - row.mean()
 

@@ -229,6 +229,9 @@ class _Walk:
         """Anything else."""
 
 
+_OPTIMISERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+
+
 class KeptState(_Walk):
     """The state of Python that a trial of a network may change, as it is now.
 
@@ -280,6 +283,14 @@ class KeptState(_Walk):
         with torch._C.DisableTorchFunction():  # noqa: SLF001 (nobody who watches what code reads shall see this)
             if _has_values(value) and value.layout == torch.strided:
                 self._undo.append(partial(_restore_data, value, value.data))
+            if value.is_leaf and value.requires_grad:
+                self._undo.append(partial(_restore_grad, value, value.grad))
+
+    def _of_another(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, _OPTIMISERS):  # by which layers learn within a network's own forward
+            self._attributes(vars(value))
+            return [*vars(value).values()]
+        return super()._of_another(value)
 
     def _special(self, value: Any) -> None:
         if (states := _GENERATORS.get(type(value))) is not None:
@@ -492,6 +503,11 @@ def _restore_data(tensor: torch.Tensor, kept: torch.Tensor) -> None:
     with torch._C.DisableTorchFunction():  # noqa: SLF001 (as above)
         if (tensor.data_ptr(), tensor.shape, tensor.dtype) != (kept.data_ptr(), kept.shape, kept.dtype):
             tensor.data = kept
+
+
+def _restore_grad(tensor: torch.Tensor, kept: torch.Tensor | None) -> None:
+    if tensor.grad is not kept:
+        tensor.grad = kept
 
 
 def _restore_array(array: Any, kept: Any) -> None:
