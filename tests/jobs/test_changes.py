@@ -652,6 +652,61 @@ def test_a_network_that_was_frozen_anew_has_the_losses_of_a_plain_loop(folder, c
     assert ours == pytest.approx(theirs, abs=1e-6)
 
 
+class Momentum(nn.Module):
+    """A network and an average of it, the scores of which it learns to give, as MoCo and BYOL have them."""
+
+    def __init__(self, *, learns):
+        super().__init__()
+        self.own = network()
+        self.average = copy.deepcopy(self.own).requires_grad_(learns)
+
+    @torch.no_grad()
+    def move(self):
+        for own, average in zip(self.own.parameters(), self.average.parameters(), strict=True):
+            average.mul_(0.5).add_(own, alpha=0.5)
+
+    def forward(self, pixels):
+        with torch.no_grad():
+            meant = self.average(pixels)
+        return self.own(pixels) + (self.own(pixels) - meant).square().mean(1, keepdim=True)
+
+
+def momentum_trained(model, run, batches):
+    optimizer = torch.optim.SGD(model.own.fc.parameters(), 0.1)
+    losses = []
+    for inputs, labels in batches:
+        losses.append(plain.step(run, optimizer, inputs, labels))
+        model.move()
+    return losses
+
+
+def test_an_average_that_moves_at_each_step_is_refused_with_what_helps(folder):
+    model = Momentum(learns=False)
+    says = r"was changed in place.*moves it at each step.*require gradients before offload.*torch\.no_grad\(\)"
+    with job_for(folder, model, on_event=lambda _: None) as job, pytest.raises(NetworkChanged, match=says):
+        momentum_trained(model, job.head, features_of(job.loader(BATCH)))
+    model, twin = Momentum(learns=True), Momentum(learns=False)
+    with job_for(folder, model, on_event=lambda _: None) as job:
+        ours = momentum_trained(model, job.head, features_of(job.loader(BATCH, shuffle=True)))
+    assert ours == pytest.approx(momentum_trained(twin, twin, pixels_of(folder)), rel=1e-6)
+
+
+def test_a_parametrization_of_the_head_that_is_removed_is_the_loops(folder):
+    model, twin, losses = network(), network(), []
+    for each in (model, twin):
+        nn.utils.parametrizations.weight_norm(each.fc)
+    with job_for(folder, model) as job:
+        for run, of, batches in (
+            (job.head, model, lambda epoch: features_of(job.loader(BATCH, shuffle=True, epoch=epoch))),
+            (twin, twin, lambda epoch: pixels_of(folder, epoch)),
+        ):
+            found = trained(run, of.fc.parameters(), batches(0))
+            nn.utils.parametrize.remove_parametrizations(of.fc, "weight")
+            losses.append(found + trained(run, of.fc.parameters(), batches(1)))
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+    assert [*job.head.fc.state_dict()] == ["bias", "weight"]
+
+
 BLOCKS = {
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "without gradients": torch.no_grad,

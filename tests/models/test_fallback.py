@@ -14,7 +14,7 @@ from frostline.core import TensorSpec
 from frostline.core.errors import FrozenInTrainMode, ModelError, NothingFrozen
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import write_prefix
-from frostline.models.head import make_portable
+from frostline.models.portable import make_portable
 from support.cutting import crossed, finished, remaining_prefix, sent, shipped_engine
 from support.networks import Small
 

@@ -22,11 +22,12 @@ from torch._subclasses import FakeTensor
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from frostline.core import TensorSpec
-from frostline.core.errors import ModelError
+from frostline.core.errors import ModelError, NotTraceable
 from frostline.engines.graph_runner import Runner, leaf_values
 from frostline.models import cut_network, freeze
-from frostline.models.head import SkippingHead, make_portable
-from frostline.models.tracing import takes_rows
+from frostline.models.head import SkippingHead
+from frostline.models.portable import make_portable
+from frostline.models.tracing import takes_rows, trace
 from support.networks import Small
 from support.texts import small_bert
 
@@ -115,6 +116,34 @@ class Counting(Between):
 class Drawing(Between):
     def between(self, x):
         return x * (1 + random.random())
+
+
+class Choosing(Between):
+    draw = random.random
+
+    def between(self, x):
+        return x * 1.5 if self.draw() < 0.5 else x
+
+
+@pytest.mark.parametrize(
+    ("draw", "why"),
+    [
+        (random.random, "it draws random numbers that are not torch's"),
+        (np.random.rand, "it draws random numbers that are not torch's"),
+        (None, "its code decides by the size of the batch"),
+    ],
+)
+def test_what_tells_two_batches_apart_is_named_by_its_cause(draw, why):
+    class Chosen(Choosing):
+        def forward(self, x):
+            self.draw = draw or (lambda: len(x) % 2)
+            return super().forward(x)
+
+    random.seed(1)  # the first number is below a half and the second one above it, of NumPy too
+    np.random.seed(1)
+    model = Chosen()
+    with pytest.raises(NotTraceable, match=why):
+        trace(model, [TensorSpec(SHAPE)], training={path: True for path, _ in model.named_modules()})
 
 
 class Functional(Small):
@@ -1003,6 +1032,178 @@ def test_averages_that_are_put_in_the_place_of_weights_are_moved_by_the_loop_alo
     assert all(map(torch.equal, model.state_dict().values(), plain.state_dict().values()))
 
 
+class Perturbed(Between):
+    """Computes gradients in its forward: by the features as they come, or by others of the same values."""
+
+    def __init__(self, *, learns_anew=False):
+        super().__init__()
+        self.learns_anew = learns_anew
+
+    def forward(self, x):
+        hidden = torch.flatten(self.pool(self.body(self.stem(x))), 1)
+        if self.learns_anew:
+            hidden = hidden.detach().requires_grad_(True)
+        shift = torch.zeros_like(hidden, requires_grad=True)
+        with torch.enable_grad():
+            (slope,) = torch.autograd.grad(self.fc(self.hidden(hidden + shift)).logsumexp(1).sum(), shift)
+        return self.fc(self.hidden(hidden + 0.1 * slope.sign()))
+
+
+@pytest.mark.parametrize("learns_anew", [False, True])
+def test_code_that_computes_gradients_is_followed_up_to_there(learns_anew):
+    assert same_training(partial(Perturbed, learns_anew=learns_anew), until="body").fallback is None
+    model = Perturbed()
+    with pytest.raises(NotTraceable, match="its code computes gradients itself"):
+        trace(model, [TensorSpec(SHAPE)], training={path: True for path, _ in model.named_modules()})
+
+
+class Local(Between):
+    """A layer learns within the network's forward, by an optimiser of its own, or gathers gradients for another."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.aside = nn.Linear(16, 3)
+        self.own = None if kind is None else kind(self.aside.parameters(), 0.1)
+
+    def between(self, x):
+        if self.training and torch.is_grad_enabled():
+            loss = self.aside(x.detach()).logsumexp(1).mean()
+            if self.own is not None:
+                self.own.zero_grad()
+            loss.backward()
+            if self.own is not None:
+                self.own.step()
+        return x + self.aside(x).mean(1, keepdim=True).detach()
+
+
+@pytest.mark.parametrize("kind", [None, partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam])
+def test_layers_that_learn_in_the_forward_begin_as_they_were(kind):
+    model, plain, network = cut(Local(kind), "body")
+    assert model.aside.weight.grad is None
+    assert kind is None or not model.own.state
+    losses = []
+    for each, run in ((model, through(network) if network.prefix else network.head), (plain, plain)):
+        losses.append([])
+        optimizer = torch.optim.SGD(each.parameters() if kind is None else each.fc.parameters(), 0.2)
+        for pixels, labels in batches():
+            loss = nn.functional.cross_entropy(run(pixels), labels)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(loss.item())
+    assert losses[0] == losses[1]
+
+
+def apart(row):
+    return row - row.mean()
+
+
+def apart_in_place(row):
+    return row.clone().sub_(row.mean())
+
+
+def slopes(row):
+    return torch.func.grad(lambda x: x.square().sum())(row)
+
+
+@pytest.mark.parametrize("of_each", [apart, apart_in_place, slopes, torch.vmap(apart)])
+def test_frozen_code_may_be_mapped_over_samples(of_each):
+    class Mapped(Between):
+        def forward(self, x):
+            return super().forward(x + torch.vmap(of_each)(x))
+
+    network = same_training(Mapped, until="body")
+    assert network.fallback is None
+
+
+class Growing(Between):
+    """Makes layers, and weights and buffers too, when it first runs."""
+
+    def __init__(self, *, makes_more):
+        super().__init__()
+        self.adapters, self.makes_more = nn.ModuleDict(), makes_more
+        self.register_parameter("shift", None)
+
+    def between(self, x):
+        if "a" not in self.adapters:
+            self.adapters["a"] = nn.Linear(16, 16)
+            self.register_buffer("mean", x.detach().mean(0), persistent=False)
+            self.register_buffer("least", x.detach().amin(0))
+            if self.makes_more:
+                self.extra, self.shift = nn.Linear(16, 16), nn.Parameter(torch.randn(16))
+        self.mean = self.mean * 0.9 + x.detach().mean(0) * 0.1
+        x = self.extra(x) + self.shift if self.makes_more else x
+        return self.adapters["a"](x) - self.mean - self.least
+
+
+@pytest.mark.parametrize("makes_more", [False, True])
+def test_layers_that_code_makes_as_it_runs_are_the_heads(makes_more):
+    _, plain, network = cut(Growing(makes_more=makes_more))
+    assert (network.prefix is None) == makes_more
+    assert not makes_more or "makes layers as it runs" in network.fallback
+    assert not makes_more or "run it once on a batch before" in network.fallback
+    losses = []
+    for run, whole in ((through(network) if network.prefix else network.head, network.head), (plain, plain)):
+        torch.manual_seed(5)
+        (pixels, _), *others = batches()
+        run(pixels)
+        losses.append(trained(whole, run, given=others))
+    assert losses[0] == losses[1]
+    ours, theirs = network.head.state_dict(), plain.state_dict()
+    assert all(name in ours or name.startswith("stem") for name in theirs)
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+class NamedAsHeads(nn.Module):
+    """Has names that a head could have for something else."""
+
+    def __init__(self, *names):
+        super().__init__()
+        torch.manual_seed(0)
+        self._model = Between()
+        self.names = names
+        for name in names:
+            setattr(self, name, nn.Linear(3, 3))
+
+    def forward(self, x):
+        x = self._model(x)
+        for name in self.names:
+            x = getattr(self, name)(x)
+        return x
+
+
+def test_a_networks_names_are_none_of_the_heads_own():
+    names = ("reads", "taken", "given", "traced", "finish", "_part", "_plan", "_flags", "_look", "_places", "_shared")
+    model, plain, network = cut(NamedAsHeads(*names), "_model.body")
+    assert trained(model, through(network)) == trained(plain, plain)
+    assert {name.partition(".")[0] for name in network.head.state_dict()} == {"_model", *names}
+
+
+class Shrinking(Between):
+    """Writes into weights by ways that no operation of torch tells of."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def between(self, x):
+        weight = self.fc.weight.detach()
+        {"numpy": weight.numpy, "array": partial(np.asarray, weight), "dlpack": partial(torch.from_dlpack, weight)}[
+            self.way
+        ]()[...] *= 0.97
+        return x
+
+
+@pytest.mark.parametrize("way", ["numpy", "array", "dlpack"])
+def test_weights_that_code_writes_by_numpy_are_written_by_the_loop_alone(way):
+    plain = Shrinking(way).train()
+    for layer in (plain.stem, plain.body):
+        layer.requires_grad_(False).eval()
+    model, _, network = cut(Shrinking(way), "body")
+    assert torch.equal(model.fc.weight, plain.fc.weight)
+    assert trained(model, through(network) if network.prefix else network.head) == trained(plain, plain)
+
+
 class Layers(nn.Module):
     """An encoder of which every layer is used, as sums of hidden states are in SUPERB and ELMo."""
 
@@ -1536,8 +1737,10 @@ class TestAround:
         model.fc = nn.LazyLinear(3)
         for layer in (model.stem, model.body):
             layer.requires_grad_(False).eval()
-        with pytest.raises(ModelError, match=r"'fc\.weight' has no shape yet: run the network once"):
-            cut_network(model, SHAPE)
+        for act in (cut_network, lambda model, shape: freeze(model, "body", input_shape=shape)):
+            with pytest.raises(ModelError, match=r"'fc\.weight' has no shape yet: run the network once"):
+                act(model, SHAPE)
+        assert model.train()(torch.randn(2, *SHAPE)).shape == (2, 3)  # and it gets its shape as ever
 
     def test_layers_whose_weights_are_elsewhere_are_named(self):
         from accelerate import cpu_offload

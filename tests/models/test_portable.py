@@ -6,7 +6,7 @@ from torch import nn
 
 from frostline.core.errors import ModelError
 from frostline.models import cut_network, freeze
-from frostline.models.head import PortedHead, head_from_json, head_to_json, make_portable
+from frostline.models.portable import PortedHead, head_from_json, head_to_json, make_portable
 from support.networks import Small
 
 SHAPE = (3, 32, 32)

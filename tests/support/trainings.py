@@ -15,7 +15,7 @@ from frostline.core import REFERENCE, TensorSpec
 from frostline.jobs.in_store import Assignment, write_assignment
 from frostline.models import cut_network, freeze
 from frostline.models.artifact import digest_of, write_prefix
-from frostline.models.head import make_portable
+from frostline.models.portable import make_portable
 from frostline.wire.recipes import Recipe
 from support.images import tiny_preprocess
 from support.networks import Small

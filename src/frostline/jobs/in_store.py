@@ -24,7 +24,7 @@ from frostline.core.errors import BadRequest, FrostlineError, NodeUnreachable, R
 from frostline.core.events import Observer, PhaseStarted
 from frostline.models.artifact import BROKEN, integer, metadata, text
 from frostline.models.cuts import DTYPE_BYTES
-from frostline.models.head import PortableHead, head_from_json, head_to_json
+from frostline.models.portable import PortableHead, head_from_json, head_to_json
 from frostline.preprocess import Preprocess
 from frostline.transport import BesideTraining, TrainsBeside
 from frostline.wire.messages import error_from_json

@@ -385,7 +385,7 @@ class Job(JobTable, Hinting, Closing):
             KeyboardInterrupt: Ctrl-C; what was learned by then has come back.
         """
         from frostline.jobs.in_store import Assignment, train_beside
-        from frostline.models.head import make_portable
+        from frostline.models.portable import make_portable
 
         self._require_unchanged()()
         data = self._maker.job_data(train)

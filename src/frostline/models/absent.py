@@ -47,7 +47,8 @@ class Absent(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        raise ModelError(no_values_for(getattr(func, "__name__", str(func))))
+        # What torch.vmap makes of an operation; while trials watch writes, it comes by the other way.
+        return find_absent(args, kwargs)[0].run.operate(func, args, kwargs or {})
 
 
 def no_values_for(name: str) -> str:
@@ -167,7 +168,7 @@ class Run:
 
     def operate(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What an operation of which some tensors are absent gives."""
-        name = name_of_function(func)
+        name = name_of_function(func).partition(".")[0]  # without the overload that a dispatched one has
         if name in _ABOUT:
             return func(*_replaced(args, bare), **kwargs)
         if name in _WHERE:

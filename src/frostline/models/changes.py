@@ -34,6 +34,10 @@ _REMEDY = (
     "the job's features are those of the network as it was: call job.refreeze() to go on with the network as it is "
     "now, or make another job with offload"
 )
+_MOVED = (
+    "; where your code moves it at each step, as averages of weights are, let it require gradients before offload, and "
+    "run its layers under torch.no_grad()"
+)
 _EVAL = "put it back into eval mode (job.head.train() leaves frozen layers as they are), or call job.refreeze()"
 _TABLES = ("_parameters", "_buffers")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -58,7 +62,7 @@ class Reads(Protocol):
     """A head that knows what the network's code reads of its modules before the frost line."""
 
     @property
-    def reads(self) -> tuple[tuple[str, str, Any], ...]:
+    def python_reads(self) -> tuple[tuple[str, str, Any], ...]:
         """Path of a module, name and value of each attribute."""
 
     def changed_read(self) -> str | None:
@@ -241,7 +245,7 @@ class FrozenWatch:
     ) -> None:
         self._model = model
         self._head = head
-        reads = head.reads if isinstance(head, Reads) else ()
+        reads = head.python_reads if isinstance(head, Reads) else ()
         self._reads = [(vars(model.get_submodule(path)), name, value) for path, name, value in reads]
         self._minds_modes = minds_modes
         self._is_retired = False
@@ -266,7 +270,7 @@ class FrozenWatch:
         self._tried_at = dict.fromkeys(_SHARES, -math.inf)
         self._next = "begin"
         self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
-        self._given = head.given if isinstance(head, SkippingHead) else None
+        self._given = head.known_by if isinstance(head, SkippingHead) else None
         if isinstance(head, Head):
             head.look_before_runs(self._glance)
 
@@ -431,8 +435,9 @@ class FrozenWatch:
         raise NetworkChanged(f"module {path!r} was {done} since the job was made: {_REMEDY}")
 
     def _is_heads(self, path: str, own: Mapping[str, nn.Module]) -> bool:
-        """Whether the head has a module, or the one around it, as the network has it, and so runs what is there now."""
-        return any(at in own and own[at] is module_at(self._model, at) for at in (path, path.rpartition(".")[0]))
+        """Whether the head has a module, or one around it, as the network has it, and so runs what is there now."""
+        around = (path[:end] for end, mark in enumerate(f"{path}.") if mark == ".")
+        return any(at in own and own[at] is module_at(self._model, at) for at in around)
 
 
 def _tree(model: nn.Module) -> dict[str, nn.Module]:
@@ -489,7 +494,9 @@ def _look_at(seen: _Seen) -> None:
 
 
 def _changed(seen: _Seen, done: str) -> NetworkChanged:
-    return NetworkChanged(f"{seen.kind} {seen.path!r} {done}: {_REMEDY}")
+    # What requires gradients is no frozen layer, however often it changes; and no optimiser moves what gets none.
+    moved = _MOVED if seen.kind == "parameter" and done.startswith("was changed in place") else ""
+    return NetworkChanged(f"{seen.kind} {seen.path!r} {done}: {_REMEDY}{moved}")
 
 
 def _refuse(reason: str | None) -> None:
@@ -523,7 +530,7 @@ def take_over(head: nn.Module, other: nn.Module) -> None:
     if isinstance(head, Head) and isinstance(other, Head):
         head.give_modes_back(other)
     if isinstance(head, SkippingHead) and isinstance(other, SkippingHead):
-        (_, before), (_, now) = head.given, other.given
+        (_, before), (_, now) = head.known_by, other.known_by
         is_alike = [tensor.shape for tensor in before] == [tensor.shape for tensor in now]
         other.awaits_pass = is_alike and (head.awaits_pass or not are_close(before, now))
     own: MutableMapping[str, Any] = vars(head)

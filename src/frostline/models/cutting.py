@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
 from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec
 from frostline.core.errors import ModelError, NothingFrozen, NotTraceable
@@ -25,7 +24,7 @@ from frostline.engines.measure import version_of
 from frostline.models.absent import Unsteady
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, input_cuts
-from frostline.models.freezing import used_parameters
+from frostline.models.freezing import require_shapes, used_parameters
 from frostline.models.frozen import (
     NOBODY_FROZE,
     FrozenPart,
@@ -49,6 +48,7 @@ from frostline.models.modules import (
     unwrap,
     zeros,
 )
+from frostline.models.outside import kept_weights
 from frostline.models.tracing import (
     UNFIT,
     Trace,
@@ -226,6 +226,8 @@ _MENDS = {
     "by the size of the batch": "let its code say sizes as -1 or x.shape[0]",
     "that are not torch's": "let its code draw them by torch, in the head",
     "by what their code keeps in Python": "let its code give the same for the same input, or train that layer too",
+    "computes gradients itself": "freeze up to a layer before that",
+    "makes layers as it runs": "run it once on a batch before the job is made, so that it has them",
     "as it runs": "let its code count elsewhere, or train that layer too",
     "two tensors at its frost line": "freeze up to a layer that gives the one tensor of which both are made",
     "use_reentrant": "pass use_reentrant=False, as PyTorch advises",
@@ -285,8 +287,9 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         ModelError: The inputs are of a kind that cannot be carried.
     """
     specs, model = input_specs(inputs), unwrap(model)
+    require_shapes(model)
     _refuse_without_values(model)
-    with _ONE_AT_A_TIME, kept_draws():
+    with _ONE_AT_A_TIME, kept_draws(), kept_weights(model):
         flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
         found = _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
     if frozen_in_eval:  # those too that run at the trainer, as behind a trained layer
@@ -296,11 +299,6 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
 
 def _refuse_without_values(model: nn.Module) -> None:
     for path, parameter in model.named_parameters():
-        if isinstance(parameter, UninitializedParameter):
-            raise ModelError(
-                f"parameter {path!r} has no shape yet: run the network once on a batch before the job is made, so that "
-                "its lazy layers have theirs"
-            )
         if parameter.is_meta:
             raise ModelError(
                 f"parameter {path!r} has a shape and no values, as accelerate's cpu_offload and device_map leave it: "
@@ -377,8 +375,8 @@ def _cut_traced(
     if why and not _holds_all_frozen(model, specs, traced.graph):
         ends = f"the frozen part ends at {part.frost_line.name!r}, before that"
         reason = "; ".join([why, ends, *(mixed.why for mixed in part.mixing[-1:]), _mend(why)])
-    if _has_layers_behind(part, head.taken):
-        again = len(part.frost_line.tensors) - len(head.taken)
+    if _has_layers_behind(part, head.taken_tensors):
+        again = len(part.frost_line.tensors) - len(head.taken_tensors)
         reason = "; ".join(filter(None, [reason, _MADE_AGAIN.format(again)]))
     return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason or None, part=part, rest=rest)
 

@@ -22,6 +22,7 @@ __all__ = (
     "layer_of",
     "requested_line",
     "require_network",
+    "require_shapes",
     "unfreeze",
     "used_parameters",
 )
@@ -66,6 +67,7 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
     for path in paths:
         if not isinstance(path, str):
             raise SettingError(f"until takes the name of a layer{_name_meant(model, path)}")
+    require_shapes(model)
     inner, paths = unwrap(model), [resolved_path(model, path) for path in paths]
     if len(paths) == 1:
         _freeze(inner, paths[0], input_shape)
@@ -84,6 +86,20 @@ def require_network(model: object) -> None:
         return
     hint = f": write timm.create_model({model!r}, pretrained=True)" if isinstance(model, str) else ""
     raise SettingError(f"model takes a torch.nn.Module, not {describe_value(model)}{hint}")
+
+
+def require_shapes(model: nn.Module) -> None:
+    """Do nothing if all parameters of a network have shapes, which lazy layers get in their first run.
+
+    Raises:
+        ModelError: A parameter has none yet.
+    """
+    for path, parameter in model.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise ModelError(
+                f"parameter {path!r} has no shape yet: run the network once on a batch before layers are frozen and "
+                "the job is made, so that its lazy layers have theirs"
+            )
 
 
 def _name_meant(model: nn.Module, given: object) -> str:
@@ -313,17 +329,22 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.seen: list[tuple[str, nn.Parameter | None]] = []
+        self._shown: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._known = {id(parameter) for parameter in model.parameters()}
         self._hooks = [module.register_forward_hook(self._ended(path)) for path, module in model.named_modules()]
 
     def remove(self) -> None:
         for hook in self._hooks:
             hook.remove()
+        for tensor, before in reversed(self._shown):
+            tensor.copy_(before)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in (torch.Tensor.numpy, torch.Tensor.__array__):  # through which code may write unseen
+            self._shown.append((args[0].detach(), args[0].detach().clone()))
         # Reading an attribute (shape, dtype) of a parameter is no use of its values.
         if getattr(func, "__name__", "") != "__get__":
             self.seen.extend(("", item) for item in _flatten((*args, *kwargs.values())) if id(item) in self._known)

@@ -31,7 +31,6 @@ __all__ = (
     "CountedCall",
     "FeaturesGuard",
     "Inputs",
-    "LoneBuffer",
     "ModuleCall",
     "StandIn",
     "all_in_eval",
@@ -43,8 +42,6 @@ __all__ = (
     "is_in_place",
     "is_split",
     "laid_out",
-    "lone_buffers",
-    "lone_parameters",
     "memory_order",
     "modes",
     "module_at",
@@ -56,7 +53,6 @@ __all__ = (
     "tensor_paths",
     "unwrap",
     "watch_reads",
-    "with_buffers",
     "with_forwards",
     "with_modules",
     "with_parameters",
@@ -267,7 +263,8 @@ NOT_EXPORTED = (
 class StandIn(nn.Module):
     """Stands for a module of the user's network, and holds what the head has of it, under the same names.
 
-    Settings and modules that the head does not have are read and set where the network has them.
+    Settings and modules that the head does not have are read and set where the network has them. Names of its own end
+    in an underscore, so that they are none of a network's.
 
     Args:
         model: the user's network, or a module of it.
@@ -275,11 +272,11 @@ class StandIn(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self._model = (model,)  # in a tuple, so that the frozen layers do not become the head's
+        self._model_ = (model,)  # in a tuple, so that the frozen layers do not become the head's
 
-    def finish(self) -> None:
+    def finish_making(self) -> None:
         """From now on, look at the network for names that are not there."""
-        self._is_made = True
+        self._is_made_ = True
 
     def __prepare_scriptable__(self) -> NoReturn:
         """torch.jit asks for what is to be scripted."""
@@ -290,44 +287,44 @@ class StandIn(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError as error:
-            if name.startswith("_") or "_is_made" not in vars(self) or not hasattr(self._model[0], name):
+            if name.startswith("_") or "_is_made_" not in vars(self) or not hasattr(self._model_[0], name):
                 raise
-            found = getattr(self._model[0], name)
-            if getattr(found, "__self__", None) is self._model[0]:
+            found = getattr(self._model_[0], name)
+            if getattr(found, "__self__", None) is self._model_[0]:
                 raise AttributeError(_NO_METHODS.format(name=name)) from error
             return found
 
     def __setattr__(self, name: str, value: Any) -> None:
         own = vars(self)
         is_own = name in own or hasattr(type(self), name) or any(name in own.get(key, ()) for key in _TABLES)
-        is_here = is_own or "_is_made" not in own or (self._is_new(name) and name.startswith("_"))  # a library's mark
+        is_here = is_own or "_is_made_" not in own or (self._is_new(name) and name.startswith("_"))  # a library's mark
         if is_here or (self._is_new(name) and isinstance(value, nn.Module | nn.Parameter)):
             super().__setattr__(name, value)
-        if not is_here and getattr(own["_model"][0], name, _NONE) is not value:
-            setattr(own["_model"][0], name, value)
+        if not is_here and getattr(own["_model_"][0], name, _NONE) is not value:
+            setattr(own["_model_"][0], name, value)
 
     # What is new here the network's own code may look for.
     def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
         """Add a buffer, to the network too where that has none of the name."""
         super().register_buffer(name, tensor, persistent)
         if self._is_new(name):
-            self._model[0].register_buffer(name, tensor, persistent)
+            self._model_[0].register_buffer(name, tensor, persistent)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Add a parameter, to the network too where that has none of the name."""
         super().register_parameter(name, param)
         if self._is_new(name):
-            self._model[0].register_parameter(name, param)
+            self._model_[0].register_parameter(name, param)
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Add a module, to the network too where that has none of the name."""
         super().add_module(name, module)
         if self._is_new(name):
-            self._model[0].add_module(name, module)
+            self._model_[0].add_module(name, module)
 
     def __getitem__(self, key: Any) -> Any:
         """A layer by its number or name in a container of PyTorch's, as the head has it; several by a slice."""
-        inner: Any = self._model[0]
+        inner: Any = self._model_[0]
         layers = [getattr(self, name) for name in self._layer_names(key)]
         if not layers or not isinstance(key, slice):
             return layers[0] if layers else inner[key]
@@ -337,36 +334,36 @@ class StandIn(nn.Module):
         for name in self._layer_names(key):
             setattr(self, name, module)
             return
-        inner: Any = self._model[0]
+        inner: Any = self._model_[0]
         inner[key] = module
 
     def _layer_names(self, key: Any) -> list[str]:
-        names = [*vars(self._model[0])["_modules"]]
-        if isinstance(self._model[0], nn.Sequential | nn.ModuleList):
+        names = [*vars(self._model_[0])["_modules"]]
+        if isinstance(self._model_[0], nn.Sequential | nn.ModuleList):
             return names[key] if isinstance(key, slice) else [names[key]]
-        return [key] if isinstance(self._model[0], nn.ModuleDict) else []
+        return [key] if isinstance(self._model_[0], nn.ModuleDict) else []
 
     def __delattr__(self, name: str) -> None:
         try:
             super().__delattr__(name)
         except AttributeError:
-            if name not in vars(self._model[0]):
+            if name not in vars(self._model_[0]):
                 raise
-            delattr(self._model[0], name)
+            delattr(self._model_[0], name)
 
     def _is_new(self, name: str) -> bool:
-        return "_is_made" in vars(self) and not hasattr(self._model[0], name)
+        return "_is_made_" in vars(self) and not hasattr(self._model_[0], name)
 
 
 def _of_the_network(name: str) -> Any:
     """An attribute that is the network's own wherever it is set."""
 
     def give(self: StandIn) -> Any:
-        return getattr(self._model[0], name)
+        return getattr(self._model_[0], name)
 
     def take(self: StandIn, value: Any) -> None:
-        if "_model" in vars(self):  # which is made last
-            setattr(self._model[0], name, value)
+        if "_model_" in vars(self):  # which is made last
+            setattr(self._model_[0], name, value)
 
     return property(give, take)
 
@@ -394,15 +391,15 @@ class _Part(StandIn):
             ModelError: The module was called.
         """
         raise ModelError(
-            f"a part of this {type(self._model[0]).__name__} is frozen, and a job's head has the rest, which does not "
+            f"a part of this {type(self._model_[0]).__name__} is frozen, and a job's head has the rest, which does not "
             "run alone: call job.head(batch.features), or the network's own module on what that takes"
         )
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._model[0])  # type: ignore[call-overload,no-any-return]
+        return iter(self._model_[0])  # type: ignore[call-overload,no-any-return]
 
     def __len__(self) -> int:
-        return len(self._model[0])  # type: ignore[arg-type]
+        return len(self._model_[0])  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
         return True
@@ -416,7 +413,7 @@ def graft(head: StandIn, tensors: Collection[str], run: Collection[str]) -> None
         tensors: paths in the network of the tensors that are the head's.
         run: paths of the modules that it may run.
     """
-    model = head._model[0]  # noqa: SLF001
+    model = head._model_[0]
     paths = (*tensor_paths(model), *(path for path, _ in model.named_modules(remove_duplicate=False)))
     others = set(paths) - {*tensors, *run}
     partial = {path[:end] for path in others for end, sign in enumerate(f"{path}.") if sign == "."}
@@ -436,7 +433,7 @@ def _graft(place: StandIn, module: nn.Module, tensors: Collection[str], partial:
         if child is not None and path not in partial:
             place.add_module(name, child)
         elif child is not None and _graft(part := _Part(child), child, tensors, partial, f"{path}."):
-            part.finish()
+            part.finish_making()
             place.add_module(name, part)
     return any(vars(place)[table] for table in _TABLES)
 
@@ -445,53 +442,6 @@ def tensor_paths(model: nn.Module) -> list[str]:
     """Paths of all parameters and buffers, also of those that several modules share."""
     parameters = (path for path, _ in model.named_parameters(remove_duplicate=False))
     return [*parameters, *(path for path, _ in model.named_buffers(remove_duplicate=False))]
-
-
-def lone_parameters(head: nn.Module, model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Paths and parameters of a head whose owner in the network is another module, which holds other modules too."""
-    for path, parameter in head.named_parameters(remove_duplicate=False):
-        owner = path.rpartition(".")[0]
-        if head.get_submodule(owner) is not model.get_submodule(owner):
-            yield path, parameter
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class LoneBuffer:
-    """A buffer that stands in a head and in its network under one name, where either may put another tensor.
-
-    Attributes:
-        head: table of buffers in the head.
-        network: the network's.
-        name: name of the buffer in both.
-        known: the tensor that stood in both last.
-    """
-
-    head: dict[str, torch.Tensor | None]
-    network: dict[str, torch.Tensor | None]
-    name: str
-    known: torch.Tensor | None
-
-
-def lone_buffers(head: nn.Module, model: nn.Module) -> Iterator[LoneBuffer]:
-    """The buffers of a head whose owner in the network is another module, which holds other modules too."""
-    for path, buffer in head.named_buffers(remove_duplicate=False):
-        owner, _, name = path.rpartition(".")
-        own, theirs = head.get_submodule(owner), model.get_submodule(owner)
-        if own is not theirs:
-            yield LoneBuffer(head=own._buffers, network=theirs._buffers, name=name, known=buffer)  # noqa: SLF001
-
-
-@contextmanager
-def with_buffers(buffers: Sequence[LoneBuffer]) -> Iterator[None]:
-    """Let a network run with the buffers that its head was given, as by ``.to()``, and the head have what it leaves."""
-    for buffer in buffers:
-        if buffer.head.get(buffer.name) is not buffer.known:
-            buffer.network[buffer.name] = buffer.head[buffer.name]
-    try:
-        yield
-    finally:
-        for buffer in buffers:
-            buffer.head[buffer.name] = buffer.known = buffer.network.get(buffer.name)
 
 
 _LOCKS: "weakref.WeakKeyDictionary[nn.Module, threading.RLock]" = weakref.WeakKeyDictionary()

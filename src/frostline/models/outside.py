@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from frostline.core.errors import ModelError
@@ -42,6 +43,7 @@ __all__ = (
     "is_same_plain",
     "kept_buffers",
     "kept_tensors",
+    "kept_weights",
     "memory_of",
     "outside_values",
     "plain_copy",
@@ -227,6 +229,9 @@ class _Walk:
         """Anything else."""
 
 
+_OPTIMISERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+
+
 class KeptState(_Walk):
     """The state of Python that a trial of a network may change, as it is now.
 
@@ -278,6 +283,14 @@ class KeptState(_Walk):
         with torch._C.DisableTorchFunction():  # noqa: SLF001 (nobody who watches what code reads shall see this)
             if _has_values(value) and value.layout == torch.strided:
                 self._undo.append(partial(_restore_data, value, value.data))
+            if value.is_leaf and value.requires_grad:
+                self._undo.append(partial(_restore_grad, value, value.grad))
+
+    def _of_another(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, _OPTIMISERS):  # by which layers learn within a network's own forward
+            self._attributes(vars(value))
+            return [*vars(value).values()]
+        return super()._of_another(value)
 
     def _special(self, value: Any) -> None:
         if (states := _GENERATORS.get(type(value))) is not None:
@@ -492,6 +505,11 @@ def _restore_data(tensor: torch.Tensor, kept: torch.Tensor) -> None:
             tensor.data = kept
 
 
+def _restore_grad(tensor: torch.Tensor, kept: torch.Tensor | None) -> None:
+    if tensor.grad is not kept:
+        tensor.grad = kept
+
+
 def _restore_array(array: Any, kept: Any) -> None:
     if array.tobytes() != kept.tobytes():
         array[...] = kept
@@ -620,10 +638,25 @@ def kept_tensors() -> Iterator[None]:
         mode.restore()
 
 
+@contextmanager
+def kept_weights(model: nn.Module) -> Iterator[None]:
+    """Put the values of trained parameters back at the end, also where code writes into them by NumPy or DLPack.
+
+    No operation says that it does, so that they are compared with copies, of which there are as many as of gradients.
+    """
+    kept = [(weight, weight.detach().clone()) for weight in model.parameters() if _is_trained(weight)]
+    try:
+        yield
+    finally:
+        for weight, before in kept:
+            if not torch.equal(weight.detach(), before):
+                weight.data.copy_(before)
+
+
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._made: set[int] = set()
+        self._made: dict[int, StorageWeakRef] = {}  # whose addresses nothing else can have while these are held
         self._kept: dict[int, tuple[Any, Any, torch.Tensor, torch.Size]] = {}
         # Kept by hand: PyTorch's compiler, which looks in here, warns of functools.cache.
         self._effects: dict[Any, tuple[Sequence[tuple[int, str]], bool]] = {}
@@ -650,7 +683,11 @@ class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         output = func(*args, **kwargs)
         if is_fresh:
             taken = {*map(_storage_of, args)}
-            self._made.update({*map(_storage_of, output if isinstance(output, tuple | list) else (output,))} - taken)
+            made = output if isinstance(output, tuple | list) else (output,)
+            new = (value.untyped_storage() for value in made if _storage_of(value) not in {0, *taken})
+            for storage in new:
+                held = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._made[storage._cdata] = held  # noqa: SLF001
         return output
 
 
@@ -685,6 +722,10 @@ _WITH_VALUES = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 def _has_values(value: Any) -> bool:
     return type(value) in _WITH_VALUES and value.layout == torch.strided and not (value.is_meta or value.is_quantized)
+
+
+def _is_trained(weight: nn.Parameter) -> bool:
+    return weight.requires_grad and _has_values(weight)
 
 
 def _storage_of(value: Any) -> int:

@@ -30,11 +30,13 @@ from frostline.engines.graph_runner import is_known
 from frostline.engines.measure import SeesOperators, storage_key
 from frostline.models.outside import effects_of
 
-__all__ = ("BY_SIZE", "BY_VALUES", "Recording", "record", "size_of")
+__all__ = ("BY_SIZE", "BY_VALUES", "DRAWS", "Recording", "record", "size_of")
 
 BY_VALUES = "its code decides by the values of a tensor"
 BY_SIZE = "its code decides by the size of the batch"
-_DRAWS = "it draws random numbers that are not torch's, or counts its runs"
+DRAWS = "it draws random numbers that are not torch's, or counts its runs"
+_DERIVES = "its code computes gradients itself"
+_MADE = "its code makes layers as it runs"
 _BEHIND = "its code has a weight or a value once more by another name, as `data` gives it"
 
 _SIZED_BY_VALUES = ("aten.argwhere.default", "aten.where.default", "aten.nonzero_numpy.default")
@@ -49,6 +51,7 @@ _READ_OUT = tuple(
     getattr(torch.Tensor, name)
     for name in ("numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage")
 )
+_DERIVING = (torch.autograd.grad, torch.Tensor.backward)
 _SHAPE, _SIZE, _LEN = torch.Tensor.shape.__get__, torch.Tensor.size, torch.Tensor.__len__  # type: ignore[attr-defined]
 
 
@@ -112,7 +115,7 @@ class Recording:
         if few != more or self.leaves != other.leaves or self.structure != other.structure:
             raise NotTraceable(BY_SIZE)
         if any(not _is_equal(tensor, other.constants[path]) for path, tensor in self.constants.items()):
-            raise NotTraceable(_DRAWS)
+            raise NotTraceable(DRAWS)
         sizes, nodes = _Sizes(self.inputs[0]), list[GraphNode]()
         for own, others in zip(self.calls, other.calls, strict=True):
             args = cast(_Args, sizes.both(own.args, others.args))
@@ -412,7 +415,8 @@ class _Recorder(SeesOperators):  # type: ignore[no-untyped-call]  # torch does n
         """A parameter or buffer that is read for the first time, or a tensor that no operator has given."""
         path = self._own.get(id(tensor))
         if path is None and tensor.layout == torch.strided and storage_key(tensor) in {*self._owners, *self._weights}:
-            raise NotTraceable(_BEHIND)
+            is_new = isinstance(tensor, nn.Parameter) and storage_key(tensor) not in self._weights
+            raise NotTraceable(_MADE if is_new else _BEHIND)
         prefix, path = ("p", path) if path is not None else ("c", self._constant(tensor))
         name = self._unique(f"{prefix}_{path.removeprefix('constant:').replace('.', '_')}")
         self._found.leaves[name] = path
@@ -473,6 +477,8 @@ class _Watch(TorchFunctionMode):
         if func in _READ_OUT and self._recorder.depends(args[0]):
             self._recorder.note_alive()
             raise NotTraceable(BY_VALUES)
+        if func in _DERIVING:
+            return self._derived(func, args, kwargs or {})
         made = func(*args, **(kwargs or {}))
         if func not in (_SHAPE, _SIZE, _LEN) or (sizes := self._recorder.sizes(args[0])) is None:
             return made
@@ -480,6 +486,14 @@ class _Watch(TorchFunctionMode):
             return sizes[0]
         place = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
         return torch.Size(sizes) if place is None else sizes[place]
+
+    def _derived(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call gives that computes gradients; those of torch.func, which keep to themselves, are followed."""
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            self._recorder.note_alive()
+            raise NotTraceable(_DERIVES) from error
 
 
 class _BatchSize(int):
@@ -575,7 +589,7 @@ class _Sizes:
             case int(), int() if few != more and not isinstance(few, bool):
                 return Ref(self._name(size_of(few, more)))
             case float(), float() if repr(few) != repr(more):
-                raise NotTraceable(_DRAWS)
+                raise NotTraceable(DRAWS)
             case _ if type(few) is type(more) and repr(few) == repr(more):
                 return few
         raise NotTraceable(BY_SIZE)

@@ -33,7 +33,7 @@ from frostline.engines.machine import compute_slot, trace_slot
 from frostline.models.graph import replace_values, substitute
 from frostline.models.modules import modes
 from frostline.models.outside import kept_buffers
-from frostline.models.recording import ROWS, Recording, record
+from frostline.models.recording import BY_SIZE, DRAWS, ROWS, Recording, record
 from frostline.preprocess.steps import InputPlace, unpack_inputs
 
 __all__ = (
@@ -168,16 +168,21 @@ def trace(
             PyTorch's, or does something that a graph cannot express.
     """
     generator, recordings = torch.Generator().manual_seed(_SEED), list[Recording]()
+    before = behind = _states_of_draws()[1:]
     try:
         with kept_draws():  # of both, since the second is to draw other numbers
             for rows in ROWS:
                 batch = cast_inputs(model, random_batch(model, inputs, rows, generator))
                 with trace_slot(), modes(model, training), _quiet():
                     recordings.append(record(model, batch, *recordings, may_end_early=may_end_early))
+            behind = _states_of_draws()[1:]
         first, second = recordings
         nodes, outputs, alive = first.common_start(second) if may_end_early else (*first.nodes(second), ())
     except UNFIT as error:
-        reason = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
+        # What was drawn for each of two batches is what may have told them apart, and not their sizes.
+        is_by_draws = str(error) == BY_SIZE and len(recordings) == len(ROWS) and behind != before
+        said = DRAWS if is_by_draws else str(error)
+        reason = said.strip().partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
         raise NotTraceable(f"{_CANNOT} {type(model).__name__}: {reason}") from error
     graph = Graph(inputs=first.inputs, leaves=tuple(first.leaves.items()), nodes=nodes, outputs=outputs)
     for node in nodes:

@@ -27,7 +27,7 @@ from frostline.engines.machine import end_at_once
 from frostline.engines.measure import BROKEN, dry_step
 from frostline.jobs.in_store import Assignment, read_assignment
 from frostline.jobs.in_store_batches import InStoreLoaders
-from frostline.models.head import Mode, PortedHead
+from frostline.models.portable import Mode, PortedHead
 from frostline.training.loop import Loop
 from frostline.wire.messages import error_to_json
 from frostline.wire.recipes import event_to_json, line_of
