@@ -17,6 +17,7 @@ from frostline.batching import BatchingRule, FairMerging, FirstCome, Hapi
 from frostline.core import OBJECTS, REFERENCE, FeatureBatch
 from frostline.core.config import NodeSettings, TenantSettings, devices_of
 from frostline.core.errors import BadRequest, OverBudget, SettingError
+from frostline.datasets.formats.cells_apart import CellsApart
 from frostline.engines.machine import free_device_bytes, is_accelerator
 from frostline.node.decode import NodeTier, ReadWatch, SampleReader, SharedDecoder
 from frostline.node.device import Device, Devices
@@ -373,6 +374,11 @@ class RequestOpener:
         decoders = self.decoders
         return None if decoders is None else partial(decoders.decode_into, tenant=account.name)
 
+    def _cells_apart(self, account: Account) -> CellsApart | None:
+        """What decodes columns of Parquet files in processes of a tenant; None where it is done in this one."""
+        decoders = self.decoders
+        return None if decoders is None else CellsApart(partial(decoders.run, tenant=account.name), account.name)
+
     def tier_statistics(self) -> TierStatistics | None:
         """The statistics of the samples on the node's own disk."""
         return self._tier.statistics()
@@ -383,7 +389,7 @@ class RequestOpener:
         Raises:
             BadRequest: The data set does not lie under a root of this node that the account may read.
         """
-        store = self.stores.store(data, account.settings.roots, reading=reading)
+        store = self.stores.store(data, account.settings.roots, reading=reading, decoder=self._cells_apart(account))
         lane = self._waiters.lane(account.name)
         return self._blocks.open(store, reading, lane, max_bytes, partial(self._tier.has, data))
 
@@ -522,4 +528,5 @@ class RequestOpener:
             reading=request.reading,
             objects=request.samples.objects,
             mapped=preprocess.stored is not None,
+            decoder=self._cells_apart(account),
         )

@@ -36,6 +36,7 @@ __all__ = (
     "keeps_dictionaries",
     "list_columns",
     "open_parquet",
+    "parquet_file",
     "read_columns",
     "short_lists",
     "with_dictionaries",
@@ -73,6 +74,8 @@ class RangeFile:
 
     Attributes:
         version: the etag that came with what was read; empty before that.
+        name: name of the object.
+        size: size of the object in bytes.
     """
 
     closed = False
@@ -80,8 +83,8 @@ class RangeFile:
     def __init__(self, store: Versioned, name: str, size: int) -> None:
         self.version = ""
         self._store = store
-        self._name = name
-        self._size = size
+        self.name = name
+        self.size = size
         self._place = 0
 
     def tell(self) -> int:
@@ -90,7 +93,7 @@ class RangeFile:
 
     def seek(self, place: int, whence: int = 0) -> int:
         """Go on from a place."""
-        self._place = place + (0, self._place, self._size)[whence]
+        self._place = place + (0, self._place, self.size)[whence]
         return self._place
 
     def read(self, size: int = -1) -> bytes:
@@ -99,17 +102,17 @@ class RangeFile:
         Raises:
             DataError: the file was replaced since the first read.
         """
-        left = max(0, self._size - self._place)
+        left = max(0, self.size - self._place)
         length = left if size < 0 else min(size, left)
         if not length:
             return b""
-        data, version = self._store.read_version(self._name, self._place, length)
+        data, version = self._store.read_version(self.name, self._place, length)
         if is_other_version(self.version, version):
-            raise DataError(f"{self._name} changed while it was read: ask again when nobody writes to it")
+            raise DataError(f"{self.name} changed while it was read: ask again when nobody writes to it")
         self.version = version
         self._place += length
-        if self._place == self._size:
-            _check_footer(self._name, bytes(data[-_FOOTER_END:]))
+        if self._place == self.size:
+            _check_footer(self.name, bytes(data[-_FOOTER_END:]))
         return bytes(data)
 
     def readable(self) -> bool:
@@ -142,7 +145,7 @@ def in_words(name: str) -> Iterator[None]:
         yield
     except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the file
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if "crypt" in str(error).lower():
             raise DataError(f"{name} is encrypted, and Frostline has no key: write it without encryption") from error
         raise DataError(f"{name} is no Parquet file, or is damaged or cut off: make it again") from error
@@ -166,9 +169,13 @@ def open_parquet(
     """
     source = RangeFile(store, name, size)
     with in_words(name):
-        file = pa.PythonFile(source, mode="r")
-        limit = _LONGEST_FOOTER_LIST
-        yield pq.ParquetFile(file, metadata=metadata, pre_buffer=False, thrift_container_size_limit=limit), source
+        yield parquet_file(source, metadata), source
+
+
+def parquet_file(source: RangeFile, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """The same of a file of ranges, without the words."""
+    file, limit = pa.PythonFile(source, mode="r"), _LONGEST_FOOTER_LIST
+    return pq.ParquetFile(file, metadata=metadata, pre_buffer=False, thrift_container_size_limit=limit)
 
 
 # Encodings of which a cell takes as many bytes as it has there.
@@ -185,7 +192,7 @@ class _Unread(RangeFile):
     """A file of any size, of which nothing is read."""
 
     def __init__(self) -> None:
-        self._place, self._size = 0, 1 << 62
+        self._place, self.size = 0, 1 << 62
 
     def read(self, size: int = -1) -> bytes:  # noqa: ARG002
         """See ``_Asked``."""
