@@ -25,7 +25,7 @@ from frostline.node.feature_cache import shared_bytes
 from frostline.node.memory import CancelScope, LockedFairShares, Pool, Readers, RequestMemory, Reservation, Shares
 from frostline.node.pipeline import Stores, read_ahead
 from frostline.node.prefixes import Prefixes, Resident
-from frostline.node.statistics import Counters, TenantStatistics
+from frostline.node.statistics import PAGE_TENANTS, Counters, TenantStatistics
 from frostline.node.tenants import (
     QUOTAS,
     Account,
@@ -219,16 +219,22 @@ class Resources:
             for account in self.tenants.accounts
         ]
 
-    def statistics(self, asker: Account | None, weight_bytes: Callable[[str], int]) -> dict[str, TenantStatistics]:
-        """The state of the tenants, by name.
+    def statistics(
+        self, asker: Account | None, weight_bytes: Callable[[str], int], first: int | None = None
+    ) -> tuple[dict[str, TenantStatistics], int | None]:
+        """The state of the tenants, by name, and the number of the first that follows; None where none does.
 
         Args:
             asker: account that asks; tenants that it may not see are left out. None sees all.
             weight_bytes: function that returns the bytes of a tenant's prefixes and engines.
+            first: number of the first tenant of a page; None for all tenants.
         """
         accounts = self.tenants.accounts
         seen = [account for account in accounts if asker is None or asker.settings.sees_all or account is asker]
-        return {account.name: self._standing(account, weight_bytes(account.name)) for account in seen}
+        shown = seen if first is None else seen[first : first + PAGE_TENANTS]
+        after = len(shown) + (first or 0)
+        found = {account.name: self._standing(account, weight_bytes(account.name)) for account in shown}
+        return found, after if after < len(seen) else None
 
     def _standing(self, account: Account, weight_bytes: int) -> TenantStatistics:
         return TenantStatistics(
