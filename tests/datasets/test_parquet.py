@@ -963,3 +963,14 @@ def test_what_columns_take_written_out_counts_shared_values_for_each_row():
     assert written_out_bytes(pa.FixedSizeListArray.from_arrays(pa.nulls(4_000), 1_000)) == 64_000
     assert written_out_bytes(pa.StructArray.from_arrays([text, pa.nulls(3)], ["a", "b"])) == 1_010 + 3 * 16 + 3 * 16
     assert written_out_bytes(pa.ListViewArray.from_arrays([0, 0], [3, 3], text)) > 1 << 60
+
+
+def test_a_file_of_many_columns_is_opened_no_more_often_for_them(store, monkeypatch):
+    opened, known = [], pq.ParquetFile
+    monkeypatch.setattr(pq, "ParquetFile", lambda *words, **options: opened.append(1) or known(*words, **options))
+    for number in (1, 100):
+        opened.clear()
+        texts = {f"c{place}": pa.array(["a", "b"]) for place in range(number)}
+        store.write("x.parquet", table_bytes({"image": pa.array([b"one", b"other"]), **texts}))
+        assert len(read(store).table) == 2
+        assert len(opened) < 20

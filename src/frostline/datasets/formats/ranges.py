@@ -199,7 +199,14 @@ class _Unread(RangeFile):
         raise _Asked
 
 
-def column_chunk(metadata: pq.FileMetaData, group: int, place: int) -> pq.ColumnChunkMetaData:
+def _unread(metadata: pq.FileMetaData) -> pq.ParquetFile:
+    """A file with that footer, for ``column_chunk``; of many columns it takes long to open."""
+    return pq.ParquetFile(pa.PythonFile(_Unread(), mode="r"), metadata=metadata, pre_buffer=False)
+
+
+def column_chunk(
+    metadata: pq.FileMetaData, group: int, place: int, file: pq.ParquetFile | None = None
+) -> pq.ColumnChunkMetaData:
     """What a footer says of a column of a row group.
 
     Asked for what is encrypted or makes no sense, Arrow ends the process; asked to read such a column, it raises. So it
@@ -208,7 +215,7 @@ def column_chunk(metadata: pq.FileMetaData, group: int, place: int) -> pq.Column
     Raises:
         ArrowException, OSError: The column is encrypted or damaged; see ``in_words``.
     """
-    file = pq.ParquetFile(pa.PythonFile(_Unread(), mode="r"), metadata=metadata, pre_buffer=False)
+    file = _unread(metadata) if file is None else file
     path = metadata.schema.column(place).path
     try:
         for _ in file.iter_batches(1, row_groups=[group], columns=[path], use_threads=False):
@@ -353,7 +360,8 @@ def with_dictionaries(
     paths = [f"{metadata.schema.column(place).path}." for place in range(metadata.num_columns)]
     wanted = tuple(f"{column}." for column in columns)
     places = [place for place, path in enumerate(paths) if path.startswith(wanted)]
-    kept = [place for place in places if all(keeps_dictionaries(metadata, group, place) for group in groups)]
+    file = _unread(metadata)
+    kept = [place for place in places if all(keeps_dictionaries(metadata, group, place, file) for group in groups)]
     return pq.ParquetFile(
         pa.PythonFile(source, mode="r"),
         metadata=metadata,
@@ -362,11 +370,11 @@ def with_dictionaries(
     )
 
 
-def keeps_dictionaries(metadata: pq.FileMetaData, group: int, place: int) -> bool:
+def keeps_dictionaries(metadata: pq.FileMetaData, group: int, place: int, file: pq.ParquetFile | None = None) -> bool:
     """Whether a column of a row group holds texts or binary values that can be read as a dictionary."""
     if metadata.schema.column(place).physical_type != "BYTE_ARRAY":
         return False
-    about = column_chunk(metadata, group, place)
+    about = column_chunk(metadata, group, place, file)
     fits = about.total_uncompressed_size < _LARGEST_DICTIONARY
     return _KNOWN.issuperset(about.encodings) and bool(fits)
 
@@ -408,7 +416,7 @@ def check_written_out(object: str, table: pa.Table) -> None:
 
 def short_lists(table: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
     """Columns of lists of a table as texts, by their paths, without those whose lists are long once written out."""
-    names = table.column_names
+    names = frozenset(table.column_names)
     found = {path: column_at(table, path) for path in paths if column_of(names, path) is not None}
     most = MAX_VALUES * VALUE_BYTES * len(table)
     return {path: in_json(column) for path, column in found.items() if written_out_bytes(column) <= most}
@@ -467,7 +475,8 @@ def _mean_values(metadata: pq.FileMetaData, name: str) -> float:
     paths = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
     leaves = [place for place, path in enumerate(paths) if path.startswith(f"{name}.")]
     groups = [group for group in range(metadata.num_row_groups) if metadata.row_group(group).num_rows]
-    values = sum(column_chunk(metadata, group, place).num_values for group in groups for place in leaves)
+    file = _unread(metadata)
+    values = sum(column_chunk(metadata, group, place, file).num_values for group in groups for place in leaves)
     return float(values / max(1, metadata.num_rows))
 
 
