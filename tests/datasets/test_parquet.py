@@ -911,6 +911,24 @@ def test_a_column_that_is_decoded_apart_is_its_tenants_alone_and_checked(store):
             reader(f"tenant {number}", forged).read(object, 0, 3)
 
 
+def test_a_column_that_ends_its_child_is_not_tried_again_for_each_row(store):
+    store.write("x.parquet", table_bytes({"image": pa.array([b"one"] * 3)}))
+    [entry] = store.list()
+    ended = []
+
+    def run(kind, asked, pieces, **bounds):
+        if "place" in asked:
+            ended.append(1)
+            raise SampleError("the process that decoded it ended")
+        return run_here(kind, asked, pieces, **bounds)
+
+    reader = CellReader(store, CellCache(64 << 20), decoder=CellsApart(run, "ann"))
+    for row in range(3):
+        with pytest.raises(SampleError, match="ended"):
+            reader.read(str(Cell.of(entry, "image")), row, 3)
+    assert ended == [1]
+
+
 def test_a_footer_takes_its_part_of_the_memory_for_columns(store):
     store.write("x.parquet", table_bytes({"image": pa.array([b"one"])}))
     [entry] = store.list()

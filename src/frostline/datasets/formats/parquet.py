@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from frostline.core import CELLS, URLS
 from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
@@ -209,6 +209,8 @@ CELLS_BYTES = 256 << 20
 _WHILE_DECODED = 3
 # Files of which footers are kept, and bytes of these as they lie there.
 _MAX_FILES, _MAX_FOOTER_BYTES = 256, 4 << 20
+# Seconds for which a column that could not be decoded is not tried again for each of its rows, and how many such.
+_FAILED_S, _MAX_FAILED = 60.0, 256
 _BESIDE = "+"  # stands between columns, in whose quoted names there is none
 
 
@@ -478,6 +480,7 @@ class CellReader:
         self._cache = cache
         self._url = url
         self._lock = threading.Lock()
+        self._failed: TTLCache[tuple[object, ...], str] = TTLCache(_MAX_FAILED, _FAILED_S)
         self._files: LRUCache[tuple[str, int, str], CellFile] = LRUCache(_MAX_FOOTER_BYTES, CellFile.kept_bytes)
 
     def read(self, object: str, offset: int, length: int) -> Buffer:
@@ -519,7 +522,17 @@ class CellReader:
             planned = self._decoder.plan(source, file, group, cell.columns[0], self._cache.holding)
             return replace(planned, decode=partial(self._decoded, cell, planned.decode))
 
-        return self._cache.get((self._decoder.tenant, self._url, cell, group), plan)
+        key = (self._decoder.tenant, self._url, cell, group)
+        with self._lock:
+            said = self._failed.get(key)
+        if said is not None:
+            raise SampleError(said)
+        try:
+            return self._cache.get(key, plan)
+        except SampleError as error:
+            with self._lock:
+                self._failed[key] = str(error)
+            raise
 
     def _decoded(self, cell: Cell, decode: Callable[[], tuple[Cells, str]]) -> tuple[Cells, str]:
         cells, etag = decode()
