@@ -267,6 +267,18 @@ def test_what_one_cannot_read_is_left_out_once_the_others_have_been_away_for_lon
     assert [sample.id for sample in batch.skipped] == [2]
 
 
+@pytest.mark.promise(
+    "complete", mended="a sample that one node could not read was left out where others' store was busy"
+)
+def test_what_a_node_cannot_read_is_asked_again_of_those_whose_store_is_busy():
+    busy, sick = Scripted([StoreThrottled("slow down")], [values(2)]), Scripted(*[[values(1, skipped=lost(2))]] * 2)
+    spread = BalancedTransport([busy, sick], clock=lambda: 100.0, names="ab")
+    with pytest.raises(NodeUnreachable, match=r"b cannot read 2\.jpg .*, and a, which may, refuses: slow down"):
+        next(spread.features(asked_for(1, 2), ("b",)))
+    assert ids(spread.features(asked_for(1, 2), ("b",))) == [1, 2]
+    assert (busy.asked, sick.asked) == (2, 2)
+
+
 @pytest.mark.promise("complete", mended="a sample was left out where what the other nodes said first came garbled")
 @pytest.mark.parametrize("garbled", [[values(2, 1)], [FrostlineError("it is no node")]], ids=["rows", "nonsense"])
 def test_what_a_node_cannot_read_is_asked_of_those_that_garbled_it(garbled):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 import uuid
 
 import datasets
@@ -240,3 +241,14 @@ def test_the_class_names_of_files_that_did_not_change_are_kept(tmp_path):
     assert both.classes == first.classes
     assert len(both) == 10
     assert json.loads((tmp_path / "train" / "state.json").read_text())["_data_files"]
+
+
+@pytest.mark.promise(
+    "bounded", mended="a file of 3,000 columns took 13 s of a core to list, and one of 20,000 ten minutes"
+)
+def test_a_file_of_many_columns_is_listed_in_a_time_that_grows_with_their_number(store):
+    many = {f"c{number}": [1, 2] for number in range(2_000)}
+    store.write("x.arrow", arrow_of(pa.table({"image": pa.array([b"one", b"other"]), **many})))
+    began_s = time.process_time()
+    assert len(read(store).table) == 2
+    assert time.process_time() - began_s < 2.0

@@ -35,6 +35,7 @@ from frostline.core.errors import (
 )
 from frostline.core.events import SampleSkipped
 from frostline.datasets.copy.repack import repack
+from frostline.datasets.formats.cells_apart import CellsApart, column_of_group
 from frostline.datasets.formats.known import format_named
 from frostline.datasets.formats.parquet import Cell, CellCache, CellReader, Parquet
 from frostline.datasets.formats.ranges import written_out_bytes
@@ -83,6 +84,18 @@ def found(store, listed, reader=None):
     return [bytes(reader.read(row["object"], row["offset"], row["length"])) for row in rows]
 
 
+def run_here(kind, asked, pieces, *, made_bytes, may_take):
+    """What a child does, in this process."""
+    made = memoryview(bytearray(made_bytes))
+    answer = column_of_group(asked, [memoryview(piece) for piece in pieces], made)
+    return answer, bytes(made[: answer[0]])
+
+
+def readers(store, nbytes=64 << 20):
+    """A reader that decodes in this process, and one that has it done as a node with tenants does."""
+    return [CellReader(store, CellCache(nbytes), decoder=decoder) for decoder in (None, CellsApart(run_here, "ann"))]
+
+
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize(
     "options",
@@ -98,7 +111,8 @@ def found(store, listed, reader=None):
 def test_images_are_found_as_structs_and_as_plain_bytes_however_they_are_packed(store, nested, options):
     put_parquet(store, EXAMPLES, nested=nested, **options)
     listed = read(store)
-    assert found(store, listed) == [example.data for example in EXAMPLES]
+    for reader in readers(store):
+        assert found(store, listed, reader) == [example.data for example in EXAMPLES]
     assert [listed.classes[label] for label in listed.table["label"].to_pylist()] == [
         example.label for example in EXAMPLES
     ]
@@ -749,14 +763,15 @@ def grown_by(call):
 
 @pytest.mark.promise("bounded", mended="a dictionary of one large cell was written out for each row")
 @pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")
+@pytest.mark.parametrize("where", ["here", "apart"])
 @pytest.mark.parametrize("form", ["dictionary", "text", "prefixes", "fixed"])
-def test_a_small_file_is_read_in_hardly_more_memory_than_its_pages_have(store, form):
+def test_a_small_file_is_read_in_hardly_more_memory_than_its_pages_have(store, form, where):
     data, cells = swelling(form)
     assert len(data) < 100_000
     store.write("x.parquet", data)
     [entry] = store.list()
     object = str(Cell.of(entry, "image.bytes" if form == "dictionary" else "image"))
-    reader = CellReader(store, CellCache(64 << 20))
+    reader = readers(store)[where == "apart"]
 
     def read_all():
         try:
@@ -815,7 +830,8 @@ def lying(form):
 @pytest.mark.promise("bounded", mended="pages that have more bytes than the footer says were decompressed")
 @pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")
 @pytest.mark.parametrize("form", ["zstd", "brotli", "dictionary", "rows", "values of a dictionary"])
-def test_pages_larger_than_the_footer_says_are_refused_before_decoding(store, form):
+@pytest.mark.parametrize("where", ["here", "apart"])
+def test_pages_larger_than_the_footer_says_are_refused_before_decoding(store, form, where):
     data = lying(form)
     assert len(data) < 100_000
     store.write("x.parquet", data)
@@ -823,7 +839,7 @@ def test_pages_larger_than_the_footer_says_are_refused_before_decoding(store, fo
 
     def read_one():
         with pytest.raises(ObjectNotFound, match=r"x.parquet is no Parquet file, or is damaged"):
-            CellReader(store, CellCache(64 << 20)).read(str(Cell.of(entry, "image")), 0, 5)
+            readers(store)[where == "apart"].read(str(Cell.of(entry, "image")), 0, 5)
 
     assert grown_by(read_one)[0] < LARGE / 2
 
@@ -831,7 +847,8 @@ def test_pages_larger_than_the_footer_says_are_refused_before_decoding(store, fo
 @pytest.mark.promise("bounded", mended="a footer of 30 bytes took 800 MB while it was read")
 @pytest.mark.skipif(not can_measure(), reason="this system does not say how much a process takes")
 @pytest.mark.parametrize("form", ["lists in lists", "long", "deep"])
-def test_a_footer_takes_no_more_than_a_bound_while_it_is_read(store, form):
+@pytest.mark.parametrize("where", ["here", "apart"])
+def test_a_footer_takes_no_more_than_a_bound_while_it_is_read(store, form, where):
     many = varint(500_000)  # lists of a million row groups, of which the first has a million columns
     footer = {
         "lists in lists": bytes.fromhex("150239fc") + many + bytes.fromhex("19fc") + many,
@@ -843,9 +860,90 @@ def test_a_footer_takes_no_more_than_a_bound_while_it_is_read(store, form):
 
     def read_one():
         with pytest.raises(ObjectNotFound, match="footer of more than 8 MiB" if form == "long" else "no Parquet file"):
-            CellReader(store, CellCache()).read(str(Cell.of(entry, "image")), 0, 5)
+            readers(store, 1 << 30)[where == "apart"].read(str(Cell.of(entry, "image")), 0, 5)
 
     assert grown_by(read_one)[0] < 64 << 20
+
+
+def test_a_column_that_is_decoded_apart_is_its_tenants_alone_and_checked(store):
+    cells = [b"one", b"other", None, b"", b"one"]
+    store.write("x.parquet", table_bytes({"image": pa.array(cells)}))
+    [entry] = store.list()
+    object, cache, asked = str(Cell.of(entry, "image")), CellCache(64 << 20), []
+
+    def reader(tenant, forged=lambda answer, made: (answer, made)):
+        def run(kind, about, pieces, **bounds):
+            asked.append(tenant)
+            return forged(*run_here(kind, about, pieces, **bounds))
+
+        return CellReader(store, cache, decoder=CellsApart(run, tenant))
+
+    for tenant in ("ann", "bob", "ann"):
+        read = reader(tenant)
+        assert [bytes(read.read(object, row, len(cells[row]))) for row in (0, 1, 3, 4)] == [
+            b"one",
+            b"other",
+            b"",
+            b"one",
+        ]
+        with pytest.raises(ObjectNotFound):
+            read.read(object, 2, 0)
+    assert asked.count("bob") == 3, "its footer, its plan and the column"
+    assert asked.count("ann") == 4, "what was decoded is kept"
+
+    def numbers(place, value):
+        return lambda answer, made: (
+            answer,
+            made[: 8 * place] + value.to_bytes(8, "little", signed=True) + made[8 * place + 8 :],
+        )
+
+    forgeries = [
+        lambda answer, made: ([*answer[:3], 1 << 62], made),
+        lambda answer, made: ([*answer[:2], 1 << 40, 4], made),
+        lambda answer, made: ([*answer[:2], -4, 4], made),
+        lambda answer, made: ([answer[0], 1 << 62, *answer[2:]], made),
+        lambda answer, made: (answer[:1], made),
+        lambda answer, made: (answer, made[:24]),
+        *(numbers(place, value) for place in (0, 5) for value in (-(1 << 63), (1 << 63) - 1)),
+    ]
+    for number, forged in enumerate(forgeries):
+        with pytest.raises((ObjectNotFound, SampleError)):
+            reader(f"tenant {number}", forged).read(object, 0, 3)
+
+
+def test_a_column_that_ends_its_child_is_not_tried_again_for_each_row(store):
+    store.write("x.parquet", table_bytes({"image": pa.array([b"one"] * 3)}))
+    [entry] = store.list()
+    ended = []
+
+    def run(kind, asked, pieces, **bounds):
+        if "place" in asked:
+            ended.append(1)
+            raise SampleError("the process that decoded it ended")
+        return run_here(kind, asked, pieces, **bounds)
+
+    reader = CellReader(store, CellCache(64 << 20), decoder=CellsApart(run, "ann"))
+    for row in range(3):
+        with pytest.raises(SampleError, match="ended"):
+            reader.read(str(Cell.of(entry, "image")), row, 3)
+    assert ended == [1]
+
+
+def test_a_footer_takes_its_part_of_the_memory_for_columns(store):
+    store.write("x.parquet", table_bytes({"image": pa.array([b"one"])}))
+    [entry] = store.list()
+    apart = readers(store, 4 << 10)[1]
+    with pytest.raises(SampleError, match=r"a footer that takes \d+ bytes .* 4096 fit"):
+        apart.read(str(Cell.of(entry, "image")), 0, 3)
+
+
+def test_a_damaged_name_of_a_column_is_said_in_words(store):
+    data = table_bytes({"image": pa.array([b"one"])})
+    store.write("x.parquet", data.replace(b"image", b"im\xffge"))
+    [entry] = store.list()
+    for reader in readers(store):
+        with pytest.raises(ObjectNotFound, match=r"x.parquet is no Parquet file, or is damaged"):
+            reader.read(str(Cell.of(entry, "image")), 0, 3)
 
 
 def test_columns_that_are_read_again_are_not_looked_for_again(store, monkeypatch):
@@ -883,3 +981,14 @@ def test_what_columns_take_written_out_counts_shared_values_for_each_row():
     assert written_out_bytes(pa.FixedSizeListArray.from_arrays(pa.nulls(4_000), 1_000)) == 64_000
     assert written_out_bytes(pa.StructArray.from_arrays([text, pa.nulls(3)], ["a", "b"])) == 1_010 + 3 * 16 + 3 * 16
     assert written_out_bytes(pa.ListViewArray.from_arrays([0, 0], [3, 3], text)) > 1 << 60
+
+
+def test_a_file_of_many_columns_is_opened_no_more_often_for_them(store, monkeypatch):
+    opened, known = [], pq.ParquetFile
+    monkeypatch.setattr(pq, "ParquetFile", lambda *words, **options: opened.append(1) or known(*words, **options))
+    for number in (1, 100):
+        opened.clear()
+        texts = {f"c{place}": pa.array(["a", "b"]) for place in range(number)}
+        store.write("x.parquet", table_bytes({"image": pa.array([b"one", b"other"]), **texts}))
+        assert len(read(store).table) == 2
+        assert len(opened) < 20

@@ -164,6 +164,17 @@ def test_a_tar_that_is_cut_off_gets_a_sentence_wherever_it_is_cut(store):
         assert "bad.tar" in refused(store, data[:length])
 
 
+def test_a_head_of_a_sparse_file_that_is_none_is_said_in_words(store):
+    head = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9", "GNU.sparse.name": "a.jpg"}
+    info, file = tarfile.TarInfo("a.jpg"), io.BytesIO()
+    info.size, info.pax_headers = 9, head
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        tar.addfile(info, io.BytesIO(b"no number"))
+    store.write("a.tar", file.getvalue())
+    with pytest.raises(DataError, match=r"a.tar is damaged"):
+        read(store)
+
+
 def test_explains_a_file_that_is_no_tar_or_damaged(store):
     data = bytearray(tar_of(webdataset_files(EXAMPLES)))
     assert "no plain tar" in refused(store, gzip.compress(bytes(data)))

@@ -180,6 +180,7 @@ PLAIN = {
     "core/files.py": "keeps bytes for modules that are in the list",
     "core/processes.py": "a switch of the kernel",
     "datasets/copy/layout.py": "tars and tables in formats that others define",
+    "datasets/formats/cells_apart.py": "a file in memory that is read at once",
     "datasets/formats/webdataset.py": "unpacked tars",
     "datasets/source.py": "bytes of a manifest",
     "doctor.py": "a file that is removed at once",

@@ -636,10 +636,13 @@ def test_beyond_this_machine_names_without_a_dot_are_its_own():
     for name in (b"store-1:7070", b"node"):
         assert here.refusal("GET", "/", [(b"host", name)]) is not None
         assert there.refusal("GET", "/", [(b"host", name)]) is None
-    for name in (b"2130706433", b"evil.example", b"", b"store.data"):
+    behind = (b"127.0.0.1:80@evil.example", b"[::1]evil.example", b"[::1", b"localhost:x", b"[]", b"127.0.0.1:80:80")
+    for name in (b"2130706433", b"evil.example", b"", b"store.data", *behind):
         assert there.refusal("GET", "/", [(b"host", name)]) is not None
     for names in (here, there):
         assert names.refusal("GET", "/", [(b"host", socket.gethostname().encode())]) is None
+        for name in (b"[::1]:80", b"[fe80::1%25eth0]", b"127.0.0.1:80", b"localhost:", b"localhost."):
+            assert names.refusal("GET", "/", [(b"host", name)]) is None
         assert names.refusal("GET", "/", []) is None, "no browser leaves it out"
 
 

@@ -389,9 +389,9 @@ def test_what_one_tenant_asks_for_at_once_keeps_no_figures_from_another(tmp_path
     settings = NodeSettings(memory_bytes=128 << 20, tenants=(tenant("ann"), tenant("bob")))
     go, plain = threading.Event(), Node.statistics
 
-    def slow(node, account=None):
+    def slow(node, account, *page):
         assert account.name == "bob" or go.wait(30)
-        return plain(node, account)
+        return plain(node, account, *page)
 
     monkeypatch.setattr(Node, "statistics", slow)
 

@@ -837,3 +837,27 @@ def test_a_control_plane_with_a_full_disk_loses_nothing_that_it_answered(tmp_pat
     assert all("cannot keep its state" in sentence and "make room" in sentence for sentence in found["said"])
     assert found["kept"] == ["first", "second-2", "second-3", "third"]
     assert done.stderr.count("cannot write the state to") == 1, "once a minute at most"
+
+
+def test_the_statistics_of_all_tenants_come_in_pages(tmp_path, monkeypatch):
+    monkeypatch.setattr("frostline.node.resources.PAGE_TENANTS", 2)
+    tenants = tuple(tenant(name, sees_all=name == "a") for name in "abcde")
+    node = Node(NodeSettings(memory_bytes=96 << 20, tenants=tenants), (tmp_path.as_uri(),))
+    with node, served(node) as url:
+
+        def page(query, name="a"):
+            found = httpx.get(f"{url}/v1/statistics{query}", headers=header(name), timeout=60)
+            return found.status_code, [*found.json().get("tenants", ())], found.json().get("next")
+
+        assert page("") == (200, ["a", "b"], 2)
+        assert page("?tenants=2") == (200, ["c", "d"], 4)
+        assert page("?tenants=4") == (200, ["e"], None)
+        assert page("?tenants=999999999") == (200, [], None)
+        assert page("", "c") == (200, ["c"], None)
+        assert page("?tenants=-1")[0] == page("?tenants=٣")[0] == page("?tenants=1e9")[0] == 400
+        event = "text/event-stream"
+        with httpx.stream("GET", f"{url}/v1/statistics?tenants=4", headers={**header("a"), "accept": event}) as sent:
+            told = next(line for line in sent.iter_lines() if line.startswith("data:"))
+        assert [*json.loads(told.removeprefix("data:"))["tenants"]] == ["e"]
+    assert node.statistics().next is None
+    assert len(node.statistics().tenants) == 5

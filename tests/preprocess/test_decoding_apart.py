@@ -23,13 +23,17 @@ from PIL import Image
 from frostline.client.http import HttpTransport
 from frostline.core import View
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import SampleError
+from frostline.core.errors import DataError, SampleError
 from frostline.core.system import is_stopped
+from frostline.datasets import Dataset
 from frostline.node import Node
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, audio, imagenet, named_inputs, text
 from frostline.preprocess.apply import decode_into, pixels_into
 from frostline.preprocess.decoders import Decoders, DecoderStatistics, _Child
 from frostline.preprocess.steps import frame_parts
+from frostline.stores.open import open_store
+from frostline.testing.formats import EXAMPLES
+from support.formats import put_parquet
 from support.nodes import joined, jpeg, make_images, request, same, served, stop, until
 from support.sounds import encoded_sound, some_waves
 from support.tenants import tenant, token_of
@@ -46,8 +50,8 @@ WHOLE = Preprocess(steps=(Decode(), Resize(32), CenterCrop(32), Normalize(mean=(
 SECRETS = ("FROSTLINE_TOKEN", "AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_SAS_KEY", "HTTPS_PROXY", "ANY_OTHER")
 HOSTILE = """
     import ctypes, os, signal, socket, sys, time
-    from frostline.core.errors import SampleError
-    from frostline.preprocess import decoders
+    from frostline.core.errors import DataError, SampleError
+    from frostline.preprocess import decoder_process as decoders
 
     decoders.MAX_DECODE_S, decoders._TURN_S = 0.25, 0.1
     parent = os.getppid()
@@ -101,8 +105,21 @@ HOSTILE = """
         is_nonsense = memory[sample[4] : sample[4] + sample[5]] == b"nonsense"
         return {} if is_nonsense else answer_of(preprocess, sample, memory, *more, **bounds)
 
+    def errand(asked, pieces, made):
+        match asked:
+            case "double":
+                made[:6] = 2 * bytes(pieces[0])
+                return [6, 1, 2]
+            case "nothing":
+                return {}
+            case "too many":
+                return [1 << 40]
+            case "a text":
+                return [3, "x"]
+        act(None, asked.encode(), None)
+
     decoders._answer_of = answered
-    decoders.serve_decoding(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    decoders.serve_decoding(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]), {"errand": errand})
 """
 
 
@@ -252,14 +269,14 @@ def test_a_decoder_that_ends_or_hangs_costs_one_sample_and_is_counted(hostile, a
 
 
 def test_waiting_samples_go_to_their_tenants_decoder_together(hostile, monkeypatch):
-    messages, sends = [], _Child.decode
+    messages, sends = [], _Child.do
 
     def sent(child, tasks):
         messages.append([bytes(task.encoded).decode() for task in tasks])
         assert len({task.tenant for task in tasks}) == 1
         return sends(child, tasks)
 
-    monkeypatch.setattr(_Child, "decode", sent)
+    monkeypatch.setattr(_Child, "do", sent)
     orders = {
         "ann": ["open", "open", "crash", "list", "open"],
         "bob": ["nonsense", "open", "open"],
@@ -433,6 +450,60 @@ def test_no_process_is_left_of_a_node_that_was_killed(tmp_path):
         assert all(map(alive, pids))
         process.kill()
         until(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        ("double", ([6, 1, 2], b"abcabc")),
+        ("open", "refused: "),
+        ("socket", "refused: "),
+        ("memory", "decoding it takes more memory than was reserved for it"),
+        ("crash", "it breaks the decoder"),
+        ("endless", "s of a core"),
+        ("silent", "it left off without an answer"),
+        ("nothing", "makes no sense"),
+        ("too many", "makes no sense"),
+        ("a text", "makes no sense"),
+    ],
+)
+def test_work_of_another_kind_is_done_within_the_same_limits(hostile, order, said):
+    asked = partial(hostile.run, "errand", pieces=[b"abc"], made_bytes=6, may_take=1 << 20, tenant="ann")
+    if order == "double":
+        assert asked(order) == said
+    else:
+        with pytest.raises((SampleError, DataError)) as refused:
+            asked(order)
+        assert said in str(refused.value)
+    assert asked("double") == ([6, 1, 2], b"abcabc")
+
+
+def test_memory_that_a_child_shares_is_given_back_where_it_is_much(hostile):
+    large = bytes(70 << 20)
+    asked = partial(hostile.run, "errand", "double", made_bytes=6, may_take=1 << 20, tenant="ann")
+    asked(pieces=[b"abc", large])
+    shared = Path(f"/proc/{hostile.pids()[-1]}/smaps").read_text(encoding="ascii").split("frostline-decode")[1:]
+    assert shared
+    assert sum(int(part.split("Rss:")[1].split()[0]) for part in shared) < 1 << 10
+    assert asked(pieces=[b"abc"]) == ([6, 1, 2], b"abcabc")
+
+
+def test_a_tenants_columns_are_read_apart(tmp_path, monkeypatch):
+    (tmp_path / "x").mkdir()
+    store = open_store((tmp_path / "x").as_uri())
+    put_parquet(store, [example._replace(data=jpeg(number)) for number, example in enumerate(EXAMPLES)])
+    data = Dataset(tmp_path / "x")
+    wanted = request(tmp_path / "x", 1, samples=data.samples, reading=data.manifest.reading)
+    answers = []
+    for tenants in ((), (tenant("a"), tenant("b"))):
+        node = Node(NodeSettings(memory_bytes=512 << 20, tenants=tenants), (store.url,))
+        token = LoaderSettings(token=token_of("a") if tenants else None)
+        with node, served(node) as url, closing(HttpTransport(url, token)) as transport:
+            answers.append(joined(transport.features(wanted)))
+        monkeypatch.setattr("frostline.datasets.formats.parquet.group_cells", None)
+        monkeypatch.setattr("frostline.datasets.formats.parquet.parquet_file", None)
+    same(*answers)
+    assert not answers[0][3]
 
 
 def test_a_tenant_gets_the_same_pixels_as_the_nodes_own_user(tmp_path):

@@ -57,7 +57,7 @@ _NODE = "frostline.control"
 _NOT_IMPORTED = ("frostline.ray", "frostline.testing", "frostline.demo")
 _BOUNDED = (
     "frostline.datasets.listing_process",
-    "frostline.preprocess.decoders",
+    "frostline.datasets.formats.cells_apart",
 )
 """Modules whose memory is measured or bounded where they run, so that they begin with none but their own."""
 

@@ -166,8 +166,9 @@ class BalancedResponse:
         """
         asked = self._stretch(batch)
         rows = self._rows + np.flatnonzero(np.isin(asked, [sample.id for sample in batch.skipped]))
-        answered = {number}
-        found = self._answers_elsewhere(replace(self._request, samples=self._request.samples.take(rows)), answered)
+        answered, busy = {number}, dict[int, FrostlineError]()
+        request = replace(self._request, samples=self._request.samples.take(rows))
+        found = self._answers_elsewhere(request, answered, busy)
         whole = _merged(batch, found, asked)
         read = len(batch.skipped) - len(whole.skipped)
         if read:
@@ -175,17 +176,22 @@ class BalancedResponse:
             reason = f"it cannot read what another node can, such as {lost.object}: {lost.reason}"
             self._pool.note_read_failure(number, read, reason, read_others=len(batch) > 0)
         away = self._pool.names_by_number(may_come_back=True) if whole.skipped else {}
-        if absent := [name for other, name in away.items() if other not in answered]:
-            lost, name = whole.skipped[0], self._pool.names_by_number().get(number, "one that left")
+        absent = [f"{name}, which may, cannot be reached" for other, name in away.items() if other not in answered]
+        names = self._pool.names_by_number()
+        absent += [f"{names.get(other, 'one that left')}, which may, refuses: {why}" for other, why in busy.items()]
+        if whole.skipped and absent:
+            lost, name = whole.skipped[0], names.get(number, "one that left")
             self._end()
-            raise NodeUnreachable(
-                f"{name} cannot read {lost.object} ({lost.reason}), and {', '.join(absent[:3])}, which may, cannot be "
-                "reached"
-            )
+            raise NodeUnreachable(f"{name} cannot read {lost.object} ({lost.reason}), and {'; '.join(absent[:3])}")
         return whole
 
-    def _answers_elsewhere(self, request: FeatureRequest, answered: set[int]) -> list[FeatureBatch]:
-        """What the other nodes say, each of what none before it could read; those that say something are added."""
+    def _answers_elsewhere(
+        self, request: FeatureRequest, answered: set[int], busy: dict[int, FrostlineError]
+    ) -> list[FeatureBatch]:
+        """What the other nodes say, each of what none before it could read; those that say something are added.
+
+        So are those in ``busy`` whose store has too much to do to say anything of the samples now.
+        """
         tried, all_found = set(answered), list[FeatureBatch]()
         while len(request.samples) and self._pool.others(request, tried, even_refusing=True):
             other, answer = self._pool.begin(request, tried)
@@ -205,6 +211,8 @@ class BalancedResponse:
             except (Unavailable, StoreUnavailable) as error:
                 found = []
                 self._pool.note_failure(other, error)
+                if isinstance(error, StoreThrottled):  # for which no node counts as away
+                    busy[other] = error
             except FrostlineError as error:
                 found = []
                 if type(error) is FrostlineError:  # it makes no sense, as what is garbled on its way

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,11 +25,10 @@ from frostline.control.settings import EVERY_TENANT, ControlTenant
 from frostline.control.state import ControlState, StageRecord, ViewPage, job_of, tenant_of, view_of
 from frostline.control.store import RecordWriter
 from frostline.core.audit import AuditLog
-from frostline.core.declared import Within
-from frostline.core.errors import BadRequest, Forbidden, OverBudget, Overloaded, SettingError
+from frostline.core.errors import Forbidden, OverBudget, Overloaded, SettingError
 from frostline.core.tokens import FollowedFile, TokenTable
 from frostline.node.http.connection_guard import recognise
-from frostline.node.http.description import Body, DescribedRoute, Endpoint, Parameter
+from frostline.node.http.description import Body, DescribedRoute, Endpoint, first_of_page, page_parameter
 from frostline.node.http.pages import EVENTS, Dashboard, LiveAnswers
 from frostline.node.http.requests import (
     METRICS_TYPE,
@@ -129,7 +128,6 @@ def _gauges(name: str, meaning: str, labels: list[str], values: list[tuple[list[
 
 _MAX_BODY_BYTES = 16 << 10
 _MIN_BYTES_PER_S = 1 << 10
-_MAX_DIGITS = 9
 _LOG = logging.getLogger("frostline.control")
 
 
@@ -335,17 +333,12 @@ def _stage_routes(service: "_Routes") -> list[Route]:
             get=Endpoint(
                 name="view",
                 summary="Tell which jobs of the tenant there are, what they do and saved, and what stages may use.",
-                parameters=(_first("jobs"), _first("stages")),
+                parameters=(page_parameter("jobs", "next"), page_parameter("stages", "next")),
                 answers={200: Body(said="The state as far as the asker may see it.", kind=ControlView, others=EVENTS)},
                 refusals=(Overloaded,),
             ),
         ),
     ]
-
-
-def _first(name: str) -> Parameter:
-    said = f"Number of the first of the {name} that are given, from 0; `next` of the page before says it."
-    return Parameter(name=name, place="query", said=said, kind=Annotated[int, Within(0, 10**_MAX_DIGITS - 1)])
 
 
 class _Routes:
@@ -418,8 +411,4 @@ class _Routes:
 
 
 def _page(request: Request) -> ViewPage:
-    said = {name: request.query_params.get(name, "0") for name in ("jobs", "stages")}
-    for name, number in said.items():
-        if not number.isascii() or not number.isdigit() or len(number) > _MAX_DIGITS:
-            raise BadRequest(f"{name} must be the number of the first one, counted from 0")
-    return ViewPage(jobs=int(said["jobs"]), stages=int(said["stages"]))
+    return ViewPage(jobs=first_of_page(request, "jobs"), stages=first_of_page(request, "stages"))

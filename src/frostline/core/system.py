@@ -31,7 +31,7 @@ __all__ = (
 
 
 STARTED = {
-    "decoding": "frostline.preprocess.decoders",
+    "decoding": "frostline.datasets.formats.cells_apart",
     "inspection": "frostline.node.inspection_process",
     "I/O service": "frostline.io_service",
     "listing": "frostline.datasets.listing_process",

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, Samples, Skipped
 from frostline.core.errors import BadRequest, ObjectNotFound, SampleError, StoreError
 from frostline.core.system import in_background
-from frostline.datasets.formats.parquet import Cell, CellCache, CellReader
+from frostline.datasets.formats.parquet import Cell, CellCache, CellDecoder, CellReader
 from frostline.datasets.formats.urls import UrlReader
 from frostline.datasets.formats.webdataset import CompressedTar, tar_reader
 from frostline.stores.cql.store import CqlStore
@@ -39,6 +39,7 @@ def open_samples(
     cells: CellCache | None = None,
     roots: tuple[str, ...] | None = None,
     limits: StoreLimits = NO_LIMITS,
+    decoder: CellDecoder | None = None,
 ) -> Versioned:
     """What gives the bytes at the addresses of a data set's samples.
 
@@ -49,6 +50,7 @@ def open_samples(
         roots: the canonical URLs of places in which objects that are URLs may lie; by default that of the data alone.
         cells: the place where decoded columns are kept, if cells are read; by default a cache of its own.
         limits: limits on the stores that may be read.
+        decoder: decoder of columns, if cells are read; by default this process.
 
     Raises:
         BadRequest: the reading is unknown.
@@ -59,7 +61,7 @@ def open_samples(
         case _ if reading == OBJECTS:
             return MmapFolder(store) if mapped and isinstance(store, FolderStore) else store
         case _ if reading == CELLS:
-            return CellReader(store, cells or CellCache(), store.url)
+            return CellReader(store, cells or CellCache(), store.url, decoder)
         case _ if reading == URLS:
             return UrlReader((store.url,) if roots is None else roots, limits)
         case _ if reading == UNPACKED:

@@ -26,7 +26,7 @@ from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, FeatureBatch, Samples
 from frostline.core.declared import Count, Digest
 from frostline.core.errors import BadRequest, OverBudget, Overloaded, SettingError
 from frostline.core.nouns import widen_bfloat16
-from frostline.datasets.formats.parquet import CELLS_BYTES, CellCache
+from frostline.datasets.formats.parquet import CELLS_BYTES, CellCache, CellDecoder
 from frostline.datasets.formats.urls import UrlReader
 from frostline.datasets.reading import check_object, open_samples
 from frostline.engines.protocols import levels_of
@@ -324,7 +324,9 @@ class Stores:
         self._cells = CellCache(cells_bytes)
         self._follows_links = follows_links
         self._deadline_s = deadline_s
-        self._open: LRUCache[tuple[str, str, bool, tuple[str, ...], tuple[str, ...]], Versioned] = LRUCache(_MAX_OPEN)
+        self._open: LRUCache[tuple[str, str, bool, tuple[str, ...], tuple[str, ...], str], Versioned] = LRUCache(
+            _MAX_OPEN
+        )
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -358,6 +360,7 @@ class Stores:
         reading: str = OBJECTS,
         objects: Sequence[str] = (),
         mapped: bool = False,
+        decoder: CellDecoder | None = None,
     ) -> Versioned:
         """Open the store of a data set's samples, or return it if it is open.
 
@@ -367,6 +370,7 @@ class Stores:
             reading: the way that the bytes at the samples' addresses are found.
             objects: objects to be read; if they are URLs, each must lie under an allowed root too.
             mapped: True to read sealed objects of a local folder from memory maps.
+            decoder: decoder of cells for the tenant; None decodes them in this process, for all.
 
         Raises:
             BadRequest: The data or an object lies outside the node's roots that the tenant may read.
@@ -375,13 +379,16 @@ class Stores:
         within = may_read if reading == URLS else ()
         folders = _folders(may_read)
         mapped = mapped and url.startswith("file:")
-        key = (url, reading, mapped, within, folders)
+        decoder = decoder if reading == CELLS else None
+        key = (url, reading, mapped, within, folders, "" if decoder is None else decoder.tenant)
         with self._lock:
             store = self._open.get(key)
             if store is None:
                 links = None if self._follows_links else LinkBounds(folders)
                 limits = StoreLimits(links=links, deadline_s=self._deadline_s)
-                store = open_samples(url, reading, mapped=mapped, cells=self._cells, roots=within, limits=limits)
+                store = open_samples(
+                    url, reading, mapped=mapped, cells=self._cells, roots=within, limits=limits, decoder=decoder
+                )
                 self._open[key] = store
         if isinstance(store, UrlReader):
             for name in objects:

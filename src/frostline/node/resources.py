@@ -17,6 +17,7 @@ from frostline.batching import BatchingRule, FairMerging, FirstCome, Hapi
 from frostline.core import OBJECTS, REFERENCE, FeatureBatch
 from frostline.core.config import NodeSettings, TenantSettings, devices_of
 from frostline.core.errors import BadRequest, OverBudget, SettingError
+from frostline.datasets.formats.cells_apart import CellsApart
 from frostline.engines.machine import free_device_bytes, is_accelerator
 from frostline.node.decode import NodeTier, ReadWatch, SampleReader, SharedDecoder
 from frostline.node.device import Device, Devices
@@ -24,7 +25,7 @@ from frostline.node.feature_cache import shared_bytes
 from frostline.node.memory import CancelScope, LockedFairShares, Pool, Readers, RequestMemory, Reservation, Shares
 from frostline.node.pipeline import Stores, read_ahead
 from frostline.node.prefixes import Prefixes, Resident
-from frostline.node.statistics import Counters, TenantStatistics
+from frostline.node.statistics import PAGE_TENANTS, Counters, TenantStatistics
 from frostline.node.tenants import (
     QUOTAS,
     Account,
@@ -218,16 +219,22 @@ class Resources:
             for account in self.tenants.accounts
         ]
 
-    def statistics(self, asker: Account | None, weight_bytes: Callable[[str], int]) -> dict[str, TenantStatistics]:
-        """The state of the tenants, by name.
+    def statistics(
+        self, asker: Account | None, weight_bytes: Callable[[str], int], first: int | None = None
+    ) -> tuple[dict[str, TenantStatistics], int | None]:
+        """The state of the tenants, by name, and the number of the first that follows; None where none does.
 
         Args:
             asker: account that asks; tenants that it may not see are left out. None sees all.
             weight_bytes: function that returns the bytes of a tenant's prefixes and engines.
+            first: number of the first tenant of a page; None for all tenants.
         """
         accounts = self.tenants.accounts
         seen = [account for account in accounts if asker is None or asker.settings.sees_all or account is asker]
-        return {account.name: self._standing(account, weight_bytes(account.name)) for account in seen}
+        shown = seen if first is None else seen[first : first + PAGE_TENANTS]
+        after = len(shown) + (first or 0)
+        found = {account.name: self._standing(account, weight_bytes(account.name)) for account in shown}
+        return found, after if after < len(seen) else None
 
     def _standing(self, account: Account, weight_bytes: int) -> TenantStatistics:
         return TenantStatistics(
@@ -373,6 +380,11 @@ class RequestOpener:
         decoders = self.decoders
         return None if decoders is None else partial(decoders.decode_into, tenant=account.name)
 
+    def _cells_apart(self, account: Account) -> CellsApart | None:
+        """What decodes columns of Parquet files in processes of a tenant; None where it is done in this one."""
+        decoders = self.decoders
+        return None if decoders is None else CellsApart(partial(decoders.run, tenant=account.name), account.name)
+
     def tier_statistics(self) -> TierStatistics | None:
         """The statistics of the samples on the node's own disk."""
         return self._tier.statistics()
@@ -383,7 +395,7 @@ class RequestOpener:
         Raises:
             BadRequest: The data set does not lie under a root of this node that the account may read.
         """
-        store = self.stores.store(data, account.settings.roots, reading=reading)
+        store = self.stores.store(data, account.settings.roots, reading=reading, decoder=self._cells_apart(account))
         lane = self._waiters.lane(account.name)
         return self._blocks.open(store, reading, lane, max_bytes, partial(self._tier.has, data))
 
@@ -522,4 +534,5 @@ class RequestOpener:
             reading=request.reading,
             objects=request.samples.objects,
             mapped=preprocess.stored is not None,
+            decoder=self._cells_apart(account),
         )

@@ -332,8 +332,12 @@ class Node(Closing):
         """What each tenant uses, and may be bound to while the node runs."""
         return self._resources.limits()
 
-    def statistics(self, asker: Account | None = None) -> NodeStatistics:
-        """The state of the node, with the tenants that the asker may see; an asker of None sees all."""
+    def statistics(self, asker: Account | None = None, first: int | None = None) -> NodeStatistics:
+        """The state of the node, with the tenants that the asker may see; an asker of None sees all.
+
+        Of a page of tenants ``first`` is the number of the first one.
+        """
+        tenants, following = self._resources.statistics(asker, self._prefixes.owned_bytes, first)
         wrong, slowed = self._resources.tenants.wrong_tokens()
         return NodeStatistics(
             uptime_s=time.monotonic() - self._started,
@@ -344,7 +348,8 @@ class Node(Closing):
             devices_in_service=len(self._resources.devices.in_service()),
             memory=self._memory(),
             totals=self._resources.counters.totals(),
-            tenants=self._resources.statistics(asker, self._prefixes.owned_bytes),
+            tenants=tenants,
+            next=following,
             may_change=asker is not None and asker.settings.may_change,
             cache=self._cache.statistics(),
             shared_cache=self._cache.shared_statistics(),

@@ -126,6 +126,10 @@ class TenantStatistics:
     totals: Totals
 
 
+PAGE_TENANTS = 500
+"""Tenants of a page of a node's statistics, of some 600 bytes each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatistics:
     """The state of a node.
@@ -139,7 +143,8 @@ class NodeStatistics:
         devices_in_service: number of devices that are given work; fewer than it was started with if some failed.
         memory: state of each memory share, by name.
         totals: work done so far.
-        tenants: state of the tenants that the asker may see, by name.
+        tenants: state of the tenants that the asker may see, by name; a page has ``PAGE_TENANTS`` at most.
+        next: number of the first tenant after this page; None where there is none.
         may_change: True if the asker may change their weights and quotas.
         cache: state of its feature cache; None if it has none.
         shared_cache: state of the feature cache in an object store, as far as this node knows.
@@ -161,6 +166,7 @@ class NodeStatistics:
     memory: dict[str, PoolStatistics]
     totals: Totals
     tenants: dict[str, TenantStatistics] = field(default_factory=dict)
+    next: Count | None = None
     may_change: bool = False
     cache: DiskStatistics | None = None
     shared_cache: SharedStatistics | None = None

@@ -6,74 +6,48 @@ wait at that moment. A child that ends takes the one sample with it that it had,
 """
 
 import contextlib
-import ctypes
-import gc
 import json
 import logging
 import math
 import mmap
 import os
 import re
-import select
 import signal
 import socket
-import struct
-import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import import_module
-from importlib.util import find_spec
-from io import BytesIO
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import AvifImagePlugin, Image
 
 from frostline.core import View
-from frostline.core.errors import FrostlineError, SampleError
+from frostline.core.errors import DataError, SampleError
 from frostline.core.processes import Worker
 from frostline.core.system import STARTED, is_stopped
-from frostline.preprocess import Decode, DecodeAudio, Preprocess, Tokenize, audio, imagenet
-from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
-from frostline.preprocess.confinement import confine
-from frostline.preprocess.sounds import has_sound_packages
-from frostline.preprocess.tokens import opened_tokenizer
+from frostline.preprocess import Decode, DecodeAudio, Preprocess, Tokenize
+from frostline.preprocess.apply import MAX_PIXELS
+from frostline.preprocess.decoder_process import COUNT, MAX_DECODE_S, MAX_TOGETHER, MESSAGE_BYTES, PAGE
 from frostline.preprocess.turns import DecodingTurns
 
-try:
+with contextlib.suppress(ImportError):  # it is Unix's, as ``are_possible`` says
     import fcntl
-    import resource
-except ImportError:  # they are Unix's; ``are_possible`` says so
-    pass
 
-__all__ = ("MAX_DECODE_S", "DecoderStatistics", "Decoders", "takes_decoders")
-
-MAX_DECODE_S = 20.0
-"""Core seconds that one sample may take; an image of 50 million pixels takes a tenth of it."""
+__all__ = ("DecoderStatistics", "Decoders", "takes_decoders")
 
 # Seconds on the clock, on a machine where a child gets few of its core seconds.
 _LONGEST_S = 6 * MAX_DECODE_S
 _LOOK_S = 1.0  # between two looks at whether somebody has stopped it
 _STARTING_S = 60.0
-_MESSAGE_BYTES = 1 << 16
-_MIN_BYTES, _KEPT_BYTES = 1 << 20, 16 << 20
-# Samples in one message: to wake a process and to be woken takes a tenth of the time of decoding a photograph.
-_MAX_TOGETHER = 8
-# Core seconds after which no further sample of a message is begun, so that other tenants have their turn.
-_TURN_S = 0.5
-_PAGE = 4096
-# What a child may take beside what was reserved: gaps in its heap, and tokenizers, each several times its JSON.
-_SLACK_BYTES, _TOKENIZER_BYTES = 64 << 20, 1 << 30
-_KEPT_TOKENIZERS = 4
+_MIN_BYTES, _TOGETHER_BYTES = 1 << 20, 16 << 20
+# Memory that a child shares while it waits, and all of them: new pages take as long as copying them.
+_KEPT_BYTES, _ALL_KEPT_BYTES = 64 << 20, 256 << 20
 # Children that wait for a sample: as many tenants as ask at once have one each, of a few megabytes of its own.
 _KEPT_CHILDREN = 16
-# Milliseconds without a sample after which a child gives back what it has freed: it would keep tens of megabytes.
-_RESTS_MS = 300
 _ENVIRONMENT = {
     # Threads of other libraries would not survive the forks, and cannot be started in children.
     **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "RAYON_NUM_THREADS"), "1"),
@@ -82,12 +56,11 @@ _ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+    # What Arrow's own allocator reserves ahead would count as taken.
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
 }
 # What tells Python and the loader of libraries where they are; all else may be a key, which a sample could carry out.
 _PASSED_ON = re.compile(r"PATH|TZ|LANG|(LC|LD|PYTHON)[A-Z_]*")
-_FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP", "GIF", "JPEG2000", "ICO", "AVIF")
-# Samples of a message that the child has done with, at the beginning of the memory that it shares.
-_COUNT = struct.Struct("<I")
 _LOG = logging.getLogger("frostline.decoders")
 # Why children end, and what is said of it to who wanted the sample.
 _CAUSES = {
@@ -97,8 +70,6 @@ _CAUSES = {
     "exit": "it left off without an answer",
     "nonsense": "it answered what makes no sense",
 }
-# The number of it in prctl(2).
-_PR_SET_PDEATHSIG = 1
 # Of which not every system has all.
 _CRASHES = {getattr(signal, f"SIG{name}", None) for name in ("SEGV", "ABRT", "BUS", "FPE", "ILL", "TRAP", "SYS")}
 
@@ -124,15 +95,50 @@ class DecoderStatistics:
     ended: dict[str, int]
 
 
-@dataclass(slots=True, eq=False)
-class _Task:
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Waiting:
+    """What a tenant wants of a child.
+
+    Attributes:
+        turn: lock that is held until it is done, or its thread is to have done what waits.
+        error: reason why it failed.
+        seconds: part of the time, its own, in which it and others were done.
+        number: number of its turn; 0 where it is done in another one's.
+    """
+
+    tenant: str
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    error: SampleError | DataError | OSError | None = None
+    seconds: float = 0.0
+    number: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it failed, or succeeded."""
+        return self.error is not None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Errand(_Waiting):
+    """Work of another kind than decoding a sample; see ``Decoders.run``."""
+
+    orders: dict[str, Any]
+    pieces: Sequence[bytes | memoryview]
+    made_bytes: int
+    answer: list[int] | None = None
+    made: bytes = b""
+
+    @property
+    def is_done(self) -> bool:
+        return self.answer is not None or self.error is not None
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Task(_Waiting):
     """A sample that is to be decoded, and what has become of it.
 
     Attributes:
-        turn: lock that is held until the sample is decoded, or its thread is to decode the samples that wait.
         needed: pixels that it needs; None until it is decoded.
-        seconds: part of the time, its own, in which it and others were decoded.
-        number: number of its turn; 0 where it is decoded in another one's.
         shape: shape of what a child makes: of images pixels, whose numbers are made here as they are copied.
         dtype: type of that.
         made_bytes: bytes of that in shared memory, in whole pages.
@@ -145,12 +151,7 @@ class _Task:
     id: int
     view: View | None
     max_pixels: int
-    tenant: str
-    turn: threading.Lock = field(default_factory=threading.Lock)
     needed: int | None = None
-    error: SampleError | OSError | None = None
-    seconds: float = 0.0
-    number: int = 0
     shape: tuple[int, ...] = field(init=False)
     dtype: np.dtype[Any] = field(init=False)
     made_bytes: int = field(init=False)
@@ -160,7 +161,7 @@ class _Task:
         if self.preprocess.levels is not None and self.dtype != np.uint8:
             channels, height, width = self.shape
             self.shape, self.dtype = (height, width, channels), np.dtype(np.uint8)
-        self.made_bytes = -(-math.prod(self.shape) * self.dtype.itemsize // _PAGE) * _PAGE
+        self.made_bytes = -(-math.prod(self.shape) * self.dtype.itemsize // PAGE) * PAGE
 
     @property
     def is_done(self) -> bool:
@@ -194,7 +195,7 @@ class Decoders:
         self._module = module
         self._lock = threading.Lock()
         self._starter: _Starter | None = None
-        self._waiting: deque[_Task] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._turns = DecodingTurns(at_once)
         # By tenant, None where it has seen no sample; the one that waits longest is first.
         self._idle: list[tuple[str | None, _Child]] = []
@@ -232,29 +233,76 @@ class Decoders:
         Raises:
             SampleError: see ``preprocess.apply.decode_into``; or the child that decoded it ended.
         """
-        task = _Task(preprocess, _steps(preprocess), encoded, out, id, view, max_pixels, tenant)
+        task = _Task(
+            preprocess=preprocess,
+            steps=_steps(preprocess),
+            encoded=encoded,
+            out=out,
+            id=id,
+            view=view,
+            max_pixels=max_pixels,
+            tenant=tenant,
+        )
+        self._have_done(task)
+        assert task.needed is not None, "its pixels are known once it is done"
+        return task.needed, task.seconds
+
+    def run(
+        self,
+        kind: str,
+        asked: Mapping[str, Any],
+        pieces: Sequence[bytes | memoryview],
+        *,
+        made_bytes: int,
+        may_take: int,
+        tenant: str,
+    ) -> tuple[list[int], bytes]:
+        """Have a child do work of another kind, as the module that it runs knows it.
+
+        Args:
+            kind: name of the work.
+            asked: question, a small object of JSON.
+            pieces: bytes that it needs for that.
+            made_bytes: the most bytes that it may make.
+            may_take: bytes of memory that it may take meanwhile.
+            tenant: name of the tenant whose work it is: no process sees data of two.
+
+        Returns:
+            The numbers that it says, the first of which is how many bytes it made; and these bytes.
+
+        Raises:
+            DataError: The work was refused because of what the bytes are.
+            SampleError: The work takes more memory than it may, or the child that did it ended.
+        """
+        orders = {"errand": kind, "asked": asked, "may_take": may_take}
+        errand = _Errand(tenant=tenant, orders=orders, pieces=pieces, made_bytes=-(-made_bytes // PAGE) * PAGE)
+        self._have_done(errand)
+        assert errand.answer is not None, "it is done"
+        return errand.answer, errand.made
+
+    def _have_done(self, task: _Waiting) -> None:
+        """Wait for a turn, in which this thread has it done, and raise why it failed."""
         task.turn.acquire()
         with self._lock:
-            self._turns.note(tenant, time.monotonic())
+            self._turns.note(task.tenant, time.monotonic())
             self._waiting.append(task)
             self._give_turns()
         task.turn.acquire()
         if not task.is_done:
-            self._decode_waiting(task)
+            self._do_waiting(task)
         if task.error is not None:
             raise task.error
-        assert task.needed is not None, "its pixels are known once it is done"
-        return task.needed, task.seconds
 
-    def _decode_waiting(self, task: _Task) -> None:
+    def _do_waiting(self, task: _Waiting) -> None:
         """Decode a sample, whose turn it is, with others that wait; then it is the turn of the next one.
 
         Those of the others that took too long, or whose child ended, wait on, behind everybody.
         """
         tasks = [task]
         try:
-            with self._lock:
-                tasks += self._that_go_with(task)
+            if isinstance(task, _Task):
+                with self._lock:
+                    tasks += self._that_go_with(task)
             began = time.perf_counter()
             self._decode(tasks)
             done = [each for each in tasks if each.is_done]
@@ -282,21 +330,22 @@ class Decoders:
     def _that_go_with(self, task: _Task) -> list[_Task]:
         """Take a fair part of those that wait and fit into the same message, or a few."""
         part = -(-(1 + len(self._waiting)) // self._at_once)
-        most = min(_MAX_TOGETHER, max(_MAX_TOGETHER // 2, part)) - 1
-        found, left = list[_Task](), _KEPT_BYTES - task.made_bytes - len(task.encoded)
+        most = min(MAX_TOGETHER, max(MAX_TOGETHER // 2, part)) - 1
+        found, left = list[_Task](), _TOGETHER_BYTES - task.made_bytes - len(task.encoded)
         for each in self._waiting:
-            nbytes = each.made_bytes + len(each.encoded)
             if len(found) == most:
                 break
-            if each.goes_with(task) and nbytes <= left:
-                found.append(each)
-                left -= nbytes
+            if isinstance(each, _Task) and each.goes_with(task):
+                nbytes = each.made_bytes + len(each.encoded)
+                if nbytes <= left:
+                    found.append(each)
+                    left -= nbytes
         for each in found:
             self._waiting.remove(each)
         return found
 
-    def _decode(self, tasks: list[_Task]) -> None:
-        """Decode the first of some samples, and as many of the others as go with it in one message."""
+    def _decode(self, tasks: Sequence[_Waiting]) -> None:
+        """Have the first of some done, and as many of the others as go with it in one message."""
         first = tasks[0]
         while not first.is_done:
             try:
@@ -306,7 +355,7 @@ class Decoders:
                 return
             is_sound = False
             try:
-                child.decode(tasks)
+                child.do(tasks)
                 is_sound = True
             except BrokenPipeError:  # it had ended while it waited, or somebody stopped it: another one gets them
                 continue
@@ -381,6 +430,10 @@ class Decoders:
     def _give_back(self, tenant: str | None, child: "_Child") -> None:
         surplus = None
         with self._lock:
+            kept = sum(each.shared_bytes for _, each in self._idle) + child.shared_bytes
+        if child.shared_bytes > _KEPT_BYTES or kept > _ALL_KEPT_BYTES:
+            child.empty()
+        with self._lock:
             if not self._is_closed:
                 self._idle.append((tenant, child))
                 if len(self._idle) <= _KEPT_CHILDREN:
@@ -436,7 +489,7 @@ class _Starter:
             with theirs:
                 socket.send_fds(self._control, [b"x"], [theirs.fileno()])
             ours.settimeout(_STARTING_S)
-            hello = json.loads(ours.recv(_MESSAGE_BYTES) or b"{}")
+            hello = json.loads(ours.recv(MESSAGE_BYTES) or b"{}")
             if not hello:
                 raise BrokenPipeError
             return _Child(ours, int(hello["pid"]), str(hello["by"]))
@@ -448,7 +501,7 @@ class _Starter:
         """How a child of it that was killed, or ended before, has ended; 0 where that is not known."""
         try:
             self._control.send(str(pid).encode())
-            return int(self._control.recv(_MESSAGE_BYTES) or b"0")
+            return int(self._control.recv(MESSAGE_BYTES) or b"0")
         except OSError:  # it has died, as the next child will find
             return 0
 
@@ -465,22 +518,50 @@ class _Child:
         self.pid = pid
         self.confined_by = confined_by
         self.is_buried = False
+        self.shared_bytes = 0
         self._peer = peer
         peer.settimeout(_LOOK_S)
         # The number may be another process's once it has ended.
         self._handle = os.pidfd_open(pid)
-        self._memory = mmap.mmap(-1, _PAGE)
+        self._memory = mmap.mmap(-1, PAGE)
         self._unsent = -1
 
-    def decode(self, tasks: Sequence[_Task]) -> None:
-        """Decode samples that go into one message, or the first of them where they take long.
+    def do(self, tasks: Sequence[_Waiting]) -> None:
+        """Decode samples that go into one message, or the first of them where they take long; or run one errand.
 
         Raises:
             BrokenPipeError: The child process had ended before it was asked, or somebody stopped it (SIGSTOP).
             _Ended: The child process ended, or has to be ended, after as many samples as ``count_done`` says.
         """
+        samples = [task for task in tasks if isinstance(task, _Task)]
+        if samples:
+            self._decode(samples)
+        for task in tasks:
+            if isinstance(task, _Errand):
+                self._run(task)
+
+    def _run(self, errand: _Errand) -> None:
+        place, pieces = PAGE + errand.made_bytes, []
+        self._share(place + sum(map(len, errand.pieces)))
+        for piece in errand.pieces:
+            self._memory[place : place + len(piece)] = piece
+            pieces.append([place, len(piece)])
+            place += len(piece)
+        answer = self._asked({**errand.orders, "made": [PAGE, errand.made_bytes], "pieces": pieces})
+        match answer:
+            case [""]:
+                errand.error = SampleError("decoding it takes more memory than was reserved for it")
+            case [str(said)]:
+                errand.error = DataError(said)
+            case [int(count), *rest] if 0 <= count <= errand.made_bytes and all(type(part) is int for part in rest):
+                errand.made = self._memory[PAGE : PAGE + count]
+                errand.answer = [count, *rest]
+            case _:
+                raise _Ended("nonsense")
+
+    def _decode(self, tasks: Sequence[_Task]) -> None:
         first = tasks[0]
-        made = range(_PAGE, _PAGE + len(tasks) * first.made_bytes, first.made_bytes)
+        made = range(PAGE, PAGE + len(tasks) * first.made_bytes, first.made_bytes)
         orders = {"steps": first.steps, "is_pixels": first.dtype == np.uint8, "tokenizer": [0, 0]}
         start, stop, samples = made.stop, made.stop + sum(len(task.encoded) for task in tasks), []
         self._share(stop)
@@ -503,12 +584,15 @@ class _Child:
             if is_made:
                 self._copy(task, place)
             task.needed = needed
-        if len(self._memory) > _KEPT_BYTES:
-            self._memory, self._unsent = mmap.mmap(-1, _PAGE), -1
+
+    def empty(self) -> None:
+        """Give back the pages that both share, which are empty then."""
+        self._memory.madvise(mmap.MADV_REMOVE)
+        self.shared_bytes = 0
 
     def count_done(self) -> int:
         """Samples of the last message that it has done with."""
-        return int(_COUNT.unpack_from(self._memory)[0])
+        return int(COUNT.unpack_from(self._memory)[0])
 
     def _copy(self, task: _Task, place: int) -> None:
         made = np.frombuffer(self._memory, task.dtype, math.prod(task.shape), place).reshape(task.shape)
@@ -530,7 +614,7 @@ class _Child:
 
     def _asked(self, orders: dict[str, Any]) -> list[Any] | None:
         """Its answer of each sample; None where it lacks the tokenizer."""
-        _COUNT.pack_into(self._memory, 0, 0)
+        COUNT.pack_into(self._memory, 0, 0)
         files = [] if self._unsent < 0 else [self._unsent]
         try:
             if files:
@@ -555,12 +639,12 @@ class _Child:
         done, until_s = 0, time.monotonic() + _LONGEST_S
         while True:
             try:
-                answer = self._peer.recv(_MESSAGE_BYTES)
+                answer = self._peer.recv(MESSAGE_BYTES)
             except TimeoutError as error:
                 if is_stopped(self.pid):
                     raise BrokenPipeError from error
                 before, done = done, self.count_done()
-                if before < done <= _MAX_TOGETHER:
+                if before < done <= MAX_TOGETHER:
                     until_s = time.monotonic() + _LONGEST_S
                 elif time.monotonic() >= until_s:
                     raise _Ended("time") from error
@@ -573,7 +657,8 @@ class _Child:
 
     def _share(self, nbytes: int, kept: int = 0) -> None:
         """Share more memory, where that is needed, with what is kept; its file goes with the next message."""
-        if nbytes <= len(self._memory) and len(self._memory) > _PAGE:
+        self.shared_bytes = max(self.shared_bytes, nbytes)
+        if nbytes <= len(self._memory) and len(self._memory) > PAGE:
             return
         size = max(_MIN_BYTES, 1 << (nbytes - 1).bit_length())
         if self._unsent >= 0:
@@ -582,7 +667,7 @@ class _Child:
         os.ftruncate(file, size)
         # A child could cut it short, and this process would end where it reads on.
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-        before, self._memory = self._memory, mmap.mmap(file, size)
+        before, self._memory, self.shared_bytes = self._memory, mmap.mmap(file, size), nbytes
         self._memory[:kept] = before[:kept]
 
 
@@ -604,193 +689,3 @@ def _checked(answer: list[Any] | None, count: int) -> list[str | tuple[int, bool
 @lru_cache(256)
 def _steps(preprocess: Preprocess) -> str:
     return json.dumps(preprocess.to_json())
-
-
-# What runs in the processes beside the node.
-
-
-def serve_decoding(control: socket.socket, memory_bytes: int) -> NoReturn:
-    """Fork a child for each socket that comes over another one, until that is closed. Never returns.
-
-    Where the number of a child comes alone, how that has ended is answered.
-    """
-    _warm_up()
-    gc.freeze()
-    starter = os.getpid()
-    while True:
-        said, files, _, _ = socket.recv_fds(control, 32, 1)
-        if not said:
-            os._exit(0)
-        if not files:
-            control.send(str(_ending_of(int(said))).encode())
-        for file in files:
-            if os.fork() == 0:
-                control.close()
-                _end_with(starter)
-                _serve(socket.socket(fileno=file), memory_bytes)
-            os.close(file)
-
-
-def _ending_of(pid: int) -> int:
-    try:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:  # another process forked it
-        return 0
-
-
-def _end_with(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
-def _serve(peer: socket.socket, memory_bytes: int) -> NoReturn:
-    figures = os.open("/proc/self/statm", os.O_RDONLY)
-    bounds = _Bounds(figures, memory_bytes)
-    with contextlib.suppress(BaseException):
-        trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", int)  # glibc's
-        messages = select.poll()
-        messages.register(peer, select.POLLIN)
-        peer.send(json.dumps({"pid": os.getpid(), "by": confine()}).encode())
-        memory = mmap.mmap(-1, _PAGE)
-        while True:
-            if not messages.poll(_RESTS_MS):
-                trim(0)
-            said, files, _, _ = socket.recv_fds(peer, _MESSAGE_BYTES, 1)
-            if not said:
-                break
-            for file in files:
-                memory = mmap.mmap(file, os.fstat(file).st_size)
-                os.close(file)
-            peer.send(json.dumps(_answered(json.loads(said), memory, bounds)).encode())
-    os._exit(0)
-
-
-@dataclass(slots=True)
-class _Bounds:
-    """The limits of a child, which it sets for each sample and cannot raise above those of the first."""
-
-    figures: int
-    memory_bytes: int
-    base: int = 0
-    most: int = 0
-
-    def __post_init__(self) -> None:
-        self.take_base()
-        self.most = self.base + self.memory_bytes + _SLACK_BYTES + _TOKENIZER_BYTES
-        resource.setrlimit(resource.RLIMIT_DATA, (self.most, self.most))
-        for kind, maximum in ((resource.RLIMIT_NOFILE, 16), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-            resource.setrlimit(kind, (maximum, maximum))
-
-    def take_base(self) -> None:
-        """Count from what the process has now."""
-        self.base = int(os.pread(self.figures, 256, 0).split()[5]) * resource.getpagesize()
-
-    def begin(self, nbytes: int) -> None:
-        """A sample may take so many bytes, and its part of a core."""
-        resource.setrlimit(resource.RLIMIT_DATA, (min(self.most, self.base + nbytes + _SLACK_BYTES), self.most))
-        signal.setitimer(signal.ITIMER_PROF, MAX_DECODE_S)  # its signal ends the process, whatever library it is in
-
-    def end(self) -> None:
-        """Nothing is decoded."""
-        signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-_equipped: dict[str, Preprocess] = {}
-"""Preprocessings of texts with their tokenizers, by their steps."""
-
-
-def _answered(orders: dict[str, Any], memory: mmap.mmap, bounds: _Bounds) -> list[Any] | None:
-    """Of each sample the pixels that it needs and whether it was decoded, or why not; None without its tokenizer."""
-    preprocess = _parsed(orders["steps"])
-    if preprocess.tokens is not None:
-        start, length = orders["tokenizer"]
-        if orders["steps"] not in _equipped:
-            if not length:
-                return None
-            _equip(orders["steps"], memory[start : start + length], bounds)
-        preprocess = _equipped[orders["steps"]]
-    answers, began_s = list[Any](), time.process_time()
-    for sample in orders["samples"]:
-        if answers and time.process_time() - began_s > _TURN_S:
-            break
-        _COUNT.pack_into(memory, 0, len(answers))
-        answers.append(_answer_of(preprocess, sample, memory, bounds, is_pixels=orders["is_pixels"]))
-    return answers
-
-
-def _answer_of(
-    preprocess: Preprocess, sample: list[Any], memory: mmap.mmap, bounds: _Bounds, *, is_pixels: bool
-) -> list[Any] | str:
-    number, view, max_pixels, place, start, length = sample
-    shape, dtype, into = preprocess.sample.shape, np.dtype(preprocess.sample.dtype), decode_into
-    if is_pixels:
-        channels, height, width = shape
-        shape, dtype, into = (height, width, channels), np.dtype(np.uint8), pixels_into
-    out = np.frombuffer(memory, dtype, math.prod(shape), place).reshape(shape)
-    view = None if view is None else View(seed=view[0], epoch=view[1])
-    encoded = memoryview(memory)[start : start + length]
-    try:
-        bounds.begin(3 * length + scratch_bytes(max_pixels))
-        needed = pixels_needed(preprocess, encoded)
-        is_made = not max_pixels < needed <= MAX_PIXELS
-        if is_made:
-            into(preprocess, encoded, out, id=number, view=view)
-    except (SampleError, FrostlineError) as error:
-        return str(error)[: _MESSAGE_BYTES // (16 * _MAX_TOGETHER)]
-    except MemoryError:
-        return "decoding it takes more memory than was reserved for it"
-    else:
-        return [needed, is_made]
-    finally:
-        bounds.end()
-
-
-@lru_cache(64)
-def _parsed(steps: str) -> Preprocess:
-    return Preprocess.from_json(json.loads(steps))
-
-
-def _equip(steps: str, content: bytes, bounds: _Bounds) -> None:
-    """Open a tokenizer, which stays: what a text takes is counted from there on."""
-    if len(_equipped) >= _KEPT_TOKENIZERS:
-        _equipped.clear()
-        opened_tokenizer.cache_clear()
-    bounds.begin(bounds.most)
-    _equipped[steps] = _parsed(steps).with_tokenizer(content)
-    opened_tokenizer(content)
-    bounds.end()
-    bounds.take_base()
-
-
-def _warm_up() -> None:
-    """Decode a sample of each kind, which loads what children cannot load, and have no library start threads."""
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
-    for name in ("tokenizers", "pillow_heif"):
-        if find_spec(name) is not None:
-            import_module(name)
-    heif = sys.modules.get("pillow_heif")
-    if heif is not None:
-        heif.options.DECODE_THREADS = 1
-    for name in _FORMATS:
-        with contextlib.suppress(OSError, KeyError):  # Pillow may be built without it
-            file = BytesIO()
-            Image.new("RGB", (64, 64)).save(file, name)
-            _decode_once(imagenet(32, augment=True), file.getvalue())
-    array = BytesIO()
-    np.save(array, np.zeros((64, 64, 3), np.uint8))
-    _decode_once(imagenet(32, augment=True), array.getvalue())
-    if has_sound_packages():
-        sound = BytesIO()
-        import_module("soundfile").write(sound, np.zeros(16_000, np.float32), 16_000, format="WAV")
-        _decode_once(audio(0.5, sample_rate=8_000), sound.getvalue())
-
-
-def _decode_once(preprocess: Preprocess, encoded: bytes) -> None:
-    out = np.empty(preprocess.shape, preprocess.dtype)
-    with contextlib.suppress(SampleError):
-        decode_into(preprocess, encoded, out, id=0, view=View(seed=0, epoch=0))
-
-
-if __name__ == "__main__":
-    serve_decoding(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

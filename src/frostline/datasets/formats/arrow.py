@@ -4,7 +4,7 @@ Finds where the cells of an Arrow stream lie in its file, without reading the co
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -451,8 +451,8 @@ def _schema_of(schema: pa.Schema, columns: ColumnRoles, entry: Entry) -> pa.Tabl
     return _columns(entry, columns, places, beside, 0)
 
 
-def _beside(columns: ColumnRoles, names: Sequence[str]) -> tuple[str, ...]:
-    paths = (*columns.about, columns.label, columns.other, *columns.lists)
+def _beside(columns: ColumnRoles, names: Collection[str]) -> tuple[str, ...]:
+    names, paths = frozenset(names), (*columns.about, columns.label, columns.other, *columns.lists)
     # A name of a column may have a dot in it, as the path of a struct's field has.
     named = (column_of(names, path) for path in paths if path is not None)
     images = {column_of(names, path) for path in (columns.image, columns.mask) if path is not None}

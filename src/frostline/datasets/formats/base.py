@@ -746,18 +746,21 @@ def _fields(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
 
 def column_at(table: pa.Table, path: str) -> pa.ChunkedArray:
     """A column by its path; see ``column_paths``."""
-    if path in table.column_names:
-        return table[path]
-    outer = column_of(table.column_names, path)
-    assert outer is not None, "a path leads into a column"
-    return pc.struct_field(table[outer], path[len(outer) + 1 :])
+    outer, schema = path, table.schema  # whose names are a list that is made anew each time
+    while (place := schema.get_field_index(outer)) < 0:
+        outer, dot, _ = outer.rpartition(".")
+        assert dot, "a path leads into a column"
+    column = table.column(place)
+    return column if outer == path else pc.struct_field(column, path[len(outer) + 1 :])
 
 
 def column_of(names: Collection[str], path: str) -> str | None:
     """The column that a path leads into, whose own name may have dots in it; None where there is none of these."""
-    if path in names:
-        return path
-    return max((name for name in names if path.startswith(f"{name}.")), key=len, default=None)
+    while path not in names:
+        path, dot, _ = path.rpartition(".")
+        if not dot:
+            return None
+    return path
 
 
 def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,11 +9,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import accumulate, islice
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from frostline.core import CELLS, URLS
 from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound, SampleError
@@ -42,6 +42,7 @@ from frostline.datasets.formats.ranges import (
     keeps_dictionaries,
     list_columns,
     open_parquet,
+    parquet_file,
     read_columns,
     with_dictionaries,
 )
@@ -74,10 +75,16 @@ __all__ = (
     "CELLS_BYTES",
     "Cell",
     "CellCache",
+    "CellDecoder",
+    "CellFile",
+    "CellPlan",
     "CellReader",
     "Cells",
+    "Holding",
     "Parquet",
+    "cells_bytes",
     "group_cells",
+    "place_of_leaf",
 )
 
 
@@ -156,7 +163,7 @@ def group_cells(source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, group:
     """The cells of a column of a row group, in hardly more memory than its pages have bytes.
 
     Pages with dictionaries are read as such, so that a value that many rows have is there once. Pages in which a value
-    begins as the one before does are written out a few rows at a time, as far as ``_decoded_bytes`` goes.
+    begins as the one before does are written out a few rows at a time, as far as ``cells_bytes`` goes.
 
     Args:
         source: the file, of which ranges are read in this thread.
@@ -168,10 +175,10 @@ def group_cells(source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, group:
         DataError: The column is damaged, or has more bytes than the footer says.
         ObjectNotFound: there is no such column.
     """
-    place = _leaf_place(metadata, path)
+    place = place_of_leaf(metadata, path)
     if not metadata.row_group(group).num_rows:
         return Cells.of([])
-    about, most = column_chunk(metadata, group, place), _decoded_bytes(metadata, group, place)
+    about, most = column_chunk(metadata, group, place), cells_bytes(metadata, group, place)
     source = CheckedPages(source, about, most)
     if about.physical_type != "BYTE_ARRAY" or keeps_dictionaries(metadata, group, place):
         file = with_dictionaries(source, metadata, [path], [group])
@@ -202,6 +209,8 @@ CELLS_BYTES = 256 << 20
 _WHILE_DECODED = 3
 # Files of which footers are kept, and bytes of these as they lie there.
 _MAX_FILES, _MAX_FOOTER_BYTES = 256, 4 << 20
+# Seconds for which a column that could not be decoded is not tried again for each of its rows, and how many such.
+_FAILED_S, _MAX_FAILED = 60.0, 256
 _BESIDE = "+"  # stands between columns, in whose quoted names there is none
 
 
@@ -281,13 +290,13 @@ class CellCache:
         """What is kept, and what those that are being decoded take."""
         return self._used
 
-    def get(self, key: tuple[object, ...], nbytes: Callable[[], int], decode: Callable[[], Cells]) -> Cells:
+    def get(self, key: tuple[object, ...], plan: Callable[[], "CellPlan"]) -> Cells:
         """A column, decoded now or before.
 
         Args:
             key: key of the cells.
-            nbytes: function that gives the size that it will have; called where it is to be decoded.
-            decode: function that decodes the cells; it is called outside of any lock.
+            plan: function that says how they are decoded, called where they are to be; it, and what it gives, are
+                called outside of any lock.
 
         Raises:
             SampleError: the column does not fit the budget.
@@ -299,28 +308,48 @@ class CellCache:
                 return self._kept[key][0]
             self._under_way.add(key)
         try:
-            return self._decoded(key, self._checked(nbytes()), decode)
+            planned = plan()
+            if planned.takes > self._maximum:
+                most = self._maximum * planned.nbytes // planned.takes
+                raise SampleError(
+                    f"a row group with {planned.nbytes} bytes of images is too large: {most} fit; write smaller row "
+                    "groups, or start the node with more --memory"
+                )
+            return self._decoded(key, planned.takes, planned.decode)
         finally:
             with self._changed:
                 self._under_way.discard(key)
                 self._changed.notify_all()
 
-    def _checked(self, nbytes: int) -> int:
-        """Memory that it takes to decode a column of that size."""
-        if _WHILE_DECODED * nbytes > self._maximum:
-            raise SampleError(
-                f"a row group with {nbytes} bytes of images is too large: {self._maximum // _WHILE_DECODED} fit; write "
-                "smaller row groups, or start the node with more --memory"
-            )
-        return _WHILE_DECODED * nbytes
+    @contextmanager
+    def holding(self, nbytes: int) -> Iterator[None]:
+        """While something else takes memory, for which there is room then.
 
-    def _decoded(self, key: tuple[object, ...], takes: int, decode: Callable[[], Cells]) -> Cells:
+        Raises:
+            SampleError: The memory does not fit the budget.
+        """
+        if nbytes > self._maximum:
+            raise SampleError(
+                f"a footer that takes {nbytes} bytes while it is read is too large: {self._maximum} fit; write fewer "
+                "row groups to a file, or start the node with more --memory"
+            )
+        with self._changed:
+            self._changed.wait_for(lambda: self._makes_room(nbytes))
+            self._used += nbytes
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= nbytes
+                self._changed.notify_all()
+
+    def _decoded(self, key: tuple[object, ...], takes: int, decode: "Callable[[], tuple[Cells, str]]") -> Cells:
         with self._changed:
             self._changed.wait_for(lambda: self._makes_room(takes))
             self._used += takes
         stays = 0
         try:
-            column = decode()
+            column, _ = decode()
             stays = min(column.nbytes, takes)
             return column
         finally:
@@ -337,15 +366,100 @@ class CellCache:
         return self._used + nbytes <= self._maximum
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _CellFile:
-    metadata: pq.FileMetaData
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CellFile:
+    """A file whose end was read.
+
+    Attributes:
+        footer: footer, as whoever read it keeps it.
+        ends: numbers of rows up to and with each row group.
+        etag: etag of the file.
+        nbytes: bytes of the footer as it lies there, of which so many are kept; fewer where it takes less memory.
+    """
+
+    footer: Any
     ends: list[int]
     etag: str
+    nbytes: int
 
-    def footer_bytes(self) -> int:
-        """Bytes of its footer, of which so many are kept; at least those of a small one."""
-        return max(int(self.metadata.serialized_size), _MAX_FOOTER_BYTES // _MAX_FILES)
+    def kept_bytes(self) -> int:
+        """Bytes of which so many are kept; at least those of a small footer."""
+        return max(self.nbytes, _MAX_FOOTER_BYTES // _MAX_FILES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CellPlan:
+    """How a column of a row group will be decoded.
+
+    Attributes:
+        nbytes: the most bytes that its cells may have.
+        takes: memory that decoding takes at its peak.
+        decode: function that decodes it, and gives the file's etag too.
+    """
+
+    nbytes: int
+    takes: int
+    decode: Callable[[], tuple[Cells, str]]
+
+
+Holding = Callable[[int], AbstractContextManager[None]]
+"""Takes memory, of as many bytes, while it is entered."""
+
+
+class CellDecoder(Protocol):
+    """Decodes columns of Parquet files, in this process or in others. Safe for threads.
+
+    Attributes:
+        tenant: name of the tenant for which it does; what it decodes is kept for it alone.
+    """
+
+    tenant: str
+
+    def open(self, source: RangeFile, holding: Holding) -> CellFile:
+        """Read the end of a file; ``holding`` takes the memory that its footer takes meanwhile.
+
+        Raises:
+            DataError: the file is damaged.
+        """
+
+    def plan(
+        self, source: Callable[[], RangeFile], file: CellFile, group: int, column: str, holding: Holding
+    ) -> CellPlan:
+        """Say how a column of a row group will be decoded; ``column`` is its path, and ``source`` opens the file.
+
+        Raises:
+            DataError: the file is damaged.
+            ObjectNotFound: there is no such column.
+        """
+
+
+class CellsHere:
+    """Decodes columns in this process."""
+
+    tenant = ""
+
+    def open(self, source: RangeFile, holding: Holding) -> CellFile:  # noqa: ARG002
+        """See ``CellDecoder``."""
+        metadata = parquet_file(source).metadata
+        ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
+        return CellFile(footer=metadata, ends=ends, etag=source.version, nbytes=int(metadata.serialized_size))
+
+    def plan(
+        self,
+        source: Callable[[], RangeFile],
+        file: CellFile,
+        group: int,
+        column: str,
+        holding: Holding,  # noqa: ARG002
+    ) -> CellPlan:
+        """See ``CellDecoder``."""
+
+        def decode() -> tuple[Cells, str]:
+            opened = source()
+            return group_cells(opened, file.footer, group, column), opened.version
+
+        nbytes = cells_bytes(file.footer, group, place_of_leaf(file.footer, column))
+        return CellPlan(nbytes=nbytes, takes=_WHILE_DECODED * nbytes, decode=decode)
 
 
 class CellReader:
@@ -356,14 +470,18 @@ class CellReader:
     Args:
         store: store that holds the files.
         cache: cells that are kept decoded; several readers may share it.
+        url: URL of the store.
+        decoder: decoder of columns; by default this process.
     """
 
-    def __init__(self, store: Versioned, cache: CellCache, url: str = "") -> None:
+    def __init__(self, store: Versioned, cache: CellCache, url: str = "", decoder: CellDecoder | None = None) -> None:
+        self._decoder = CellsHere() if decoder is None else decoder
         self._store = store
         self._cache = cache
         self._url = url
         self._lock = threading.Lock()
-        self._files: LRUCache[tuple[str, int, str], _CellFile] = LRUCache(_MAX_FOOTER_BYTES, _CellFile.footer_bytes)
+        self._failed: TTLCache[tuple[object, ...], str] = TTLCache(_MAX_FAILED, _FAILED_S)
+        self._files: LRUCache[tuple[str, int, str], CellFile] = LRUCache(_MAX_FOOTER_BYTES, CellFile.kept_bytes)
 
     def read(self, object: str, offset: int, length: int) -> Buffer:
         """See ``Readable.read``: the bytes of a cell, which are copied."""
@@ -397,31 +515,40 @@ class CellReader:
         self._check(cell, etag)
         return data, etag
 
-    def _column(self, cell: Cell, file: _CellFile, group: int) -> Cells:
-        def nbytes() -> int:
-            return _decoded_bytes(file.metadata, group, _leaf_place(file.metadata, cell.columns[0]))
+    def _column(self, cell: Cell, file: CellFile, group: int) -> Cells:
+        source = partial(RangeFile, self._store, cell.file, cell.size)
 
-        return self._cache.get((self._url, cell, group), nbytes, lambda: self._decoded(cell, file, group))
+        def plan() -> CellPlan:
+            planned = self._decoder.plan(source, file, group, cell.columns[0], self._cache.holding)
+            return replace(planned, decode=partial(self._decoded, cell, planned.decode))
 
-    def _file(self, cell: Cell) -> _CellFile:
+        key = (self._decoder.tenant, self._url, cell, group)
+        with self._lock:
+            said = self._failed.get(key)
+        if said is not None:
+            raise SampleError(said)
+        try:
+            return self._cache.get(key, plan)
+        except SampleError as error:
+            with self._lock:
+                self._failed[key] = str(error)
+            raise
+
+    def _decoded(self, cell: Cell, decode: Callable[[], tuple[Cells, str]]) -> tuple[Cells, str]:
+        cells, etag = decode()
+        self._check(cell, etag)
+        return cells, etag
+
+    def _file(self, cell: Cell) -> CellFile:
         key = (cell.file, cell.size, cell.version)
         with self._lock:
             if (known := self._files.get(key)) is not None:
                 return known
-        with open_parquet(self._store, cell.file, cell.size) as (parquet, source):
-            metadata = parquet.metadata
-        self._check(cell, source.version)
-        ends = list(accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)))
-        file = _CellFile(metadata, ends, source.version)
+        file = self._decoder.open(RangeFile(self._store, cell.file, cell.size), self._cache.holding)
+        self._check(cell, file.etag)
         with self._lock:
             self._files[key] = file
         return file
-
-    def _decoded(self, cell: Cell, file: _CellFile, group: int) -> Cells:
-        with open_parquet(self._store, cell.file, cell.size, file.metadata) as (_, source):
-            cells = group_cells(source, file.metadata, group, cell.columns[0])
-        self._check(cell, source.version)
-        return cells
 
     def _check(self, cell: Cell, etag: str) -> None:
         if _version(etag) != cell.version:
@@ -438,7 +565,12 @@ def _said(file: str) -> Iterator[None]:
         raise ObjectNotFound(f"{error}; it may have changed since it was listed") from error
 
 
-def _leaf_place(metadata: pq.FileMetaData, column: str) -> int:
+def place_of_leaf(metadata: pq.FileMetaData, column: str) -> int:
+    """The number of a column that a path names.
+
+    Raises:
+        ObjectNotFound: there is no such column.
+    """
     # The leaf of a list has more names behind that of its column, which writers choose.
     paths = [f"{metadata.schema.column(place).path}." for place in range(metadata.num_columns)]
     found = [place for place, path in enumerate(paths) if path.startswith(f"{column}.")]
@@ -447,7 +579,7 @@ def _leaf_place(metadata: pq.FileMetaData, column: str) -> int:
     return found[0]
 
 
-def _decoded_bytes(metadata: pq.FileMetaData, group: int, place: int) -> int:
+def cells_bytes(metadata: pq.FileMetaData, group: int, place: int) -> int:
     """The most bytes of the cells of a column of a row group, by what the file's footer says."""
     rows, about = metadata.row_group(group).num_rows, column_chunk(metadata, group, place)
     values, pages = max(rows, about.num_values), max(about.total_uncompressed_size, about.total_compressed_size)

@@ -36,6 +36,7 @@ __all__ = (
     "keeps_dictionaries",
     "list_columns",
     "open_parquet",
+    "parquet_file",
     "read_columns",
     "short_lists",
     "with_dictionaries",
@@ -73,6 +74,8 @@ class RangeFile:
 
     Attributes:
         version: the etag that came with what was read; empty before that.
+        name: name of the object.
+        size: size of the object in bytes.
     """
 
     closed = False
@@ -80,8 +83,8 @@ class RangeFile:
     def __init__(self, store: Versioned, name: str, size: int) -> None:
         self.version = ""
         self._store = store
-        self._name = name
-        self._size = size
+        self.name = name
+        self.size = size
         self._place = 0
 
     def tell(self) -> int:
@@ -90,7 +93,7 @@ class RangeFile:
 
     def seek(self, place: int, whence: int = 0) -> int:
         """Go on from a place."""
-        self._place = place + (0, self._place, self._size)[whence]
+        self._place = place + (0, self._place, self.size)[whence]
         return self._place
 
     def read(self, size: int = -1) -> bytes:
@@ -99,17 +102,17 @@ class RangeFile:
         Raises:
             DataError: the file was replaced since the first read.
         """
-        left = max(0, self._size - self._place)
+        left = max(0, self.size - self._place)
         length = left if size < 0 else min(size, left)
         if not length:
             return b""
-        data, version = self._store.read_version(self._name, self._place, length)
+        data, version = self._store.read_version(self.name, self._place, length)
         if is_other_version(self.version, version):
-            raise DataError(f"{self._name} changed while it was read: ask again when nobody writes to it")
+            raise DataError(f"{self.name} changed while it was read: ask again when nobody writes to it")
         self.version = version
         self._place += length
-        if self._place == self._size:
-            _check_footer(self._name, bytes(data[-_FOOTER_END:]))
+        if self._place == self.size:
+            _check_footer(self.name, bytes(data[-_FOOTER_END:]))
         return bytes(data)
 
     def readable(self) -> bool:
@@ -142,7 +145,7 @@ def in_words(name: str) -> Iterator[None]:
         yield
     except MemoryError:  # Arrow's is one of its own errors too, and says nothing of the file
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if "crypt" in str(error).lower():
             raise DataError(f"{name} is encrypted, and Frostline has no key: write it without encryption") from error
         raise DataError(f"{name} is no Parquet file, or is damaged or cut off: make it again") from error
@@ -166,9 +169,13 @@ def open_parquet(
     """
     source = RangeFile(store, name, size)
     with in_words(name):
-        file = pa.PythonFile(source, mode="r")
-        limit = _LONGEST_FOOTER_LIST
-        yield pq.ParquetFile(file, metadata=metadata, pre_buffer=False, thrift_container_size_limit=limit), source
+        yield parquet_file(source, metadata), source
+
+
+def parquet_file(source: RangeFile, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """The same of a file of ranges, without the words."""
+    file, limit = pa.PythonFile(source, mode="r"), _LONGEST_FOOTER_LIST
+    return pq.ParquetFile(file, metadata=metadata, pre_buffer=False, thrift_container_size_limit=limit)
 
 
 # Encodings of which a cell takes as many bytes as it has there.
@@ -185,14 +192,21 @@ class _Unread(RangeFile):
     """A file of any size, of which nothing is read."""
 
     def __init__(self) -> None:
-        self._place, self._size = 0, 1 << 62
+        self._place, self.size = 0, 1 << 62
 
     def read(self, size: int = -1) -> bytes:  # noqa: ARG002
         """See ``_Asked``."""
         raise _Asked
 
 
-def column_chunk(metadata: pq.FileMetaData, group: int, place: int) -> pq.ColumnChunkMetaData:
+def _unread(metadata: pq.FileMetaData) -> pq.ParquetFile:
+    """A file with that footer, for ``column_chunk``; of many columns it takes long to open."""
+    return pq.ParquetFile(pa.PythonFile(_Unread(), mode="r"), metadata=metadata, pre_buffer=False)
+
+
+def column_chunk(
+    metadata: pq.FileMetaData, group: int, place: int, file: pq.ParquetFile | None = None
+) -> pq.ColumnChunkMetaData:
     """What a footer says of a column of a row group.
 
     Asked for what is encrypted or makes no sense, Arrow ends the process; asked to read such a column, it raises. So it
@@ -201,7 +215,7 @@ def column_chunk(metadata: pq.FileMetaData, group: int, place: int) -> pq.Column
     Raises:
         ArrowException, OSError: The column is encrypted or damaged; see ``in_words``.
     """
-    file = pq.ParquetFile(pa.PythonFile(_Unread(), mode="r"), metadata=metadata, pre_buffer=False)
+    file = _unread(metadata) if file is None else file
     path = metadata.schema.column(place).path
     try:
         for _ in file.iter_batches(1, row_groups=[group], columns=[path], use_threads=False):
@@ -346,7 +360,8 @@ def with_dictionaries(
     paths = [f"{metadata.schema.column(place).path}." for place in range(metadata.num_columns)]
     wanted = tuple(f"{column}." for column in columns)
     places = [place for place, path in enumerate(paths) if path.startswith(wanted)]
-    kept = [place for place in places if all(keeps_dictionaries(metadata, group, place) for group in groups)]
+    file = _unread(metadata)
+    kept = [place for place in places if all(keeps_dictionaries(metadata, group, place, file) for group in groups)]
     return pq.ParquetFile(
         pa.PythonFile(source, mode="r"),
         metadata=metadata,
@@ -355,11 +370,11 @@ def with_dictionaries(
     )
 
 
-def keeps_dictionaries(metadata: pq.FileMetaData, group: int, place: int) -> bool:
+def keeps_dictionaries(metadata: pq.FileMetaData, group: int, place: int, file: pq.ParquetFile | None = None) -> bool:
     """Whether a column of a row group holds texts or binary values that can be read as a dictionary."""
     if metadata.schema.column(place).physical_type != "BYTE_ARRAY":
         return False
-    about = column_chunk(metadata, group, place)
+    about = column_chunk(metadata, group, place, file)
     fits = about.total_uncompressed_size < _LARGEST_DICTIONARY
     return _KNOWN.issuperset(about.encodings) and bool(fits)
 
@@ -401,7 +416,7 @@ def check_written_out(object: str, table: pa.Table) -> None:
 
 def short_lists(table: pa.Table, paths: Sequence[str]) -> dict[str, pa.Array]:
     """Columns of lists of a table as texts, by their paths, without those whose lists are long once written out."""
-    names = table.column_names
+    names = frozenset(table.column_names)
     found = {path: column_at(table, path) for path in paths if column_of(names, path) is not None}
     most = MAX_VALUES * VALUE_BYTES * len(table)
     return {path: in_json(column) for path, column in found.items() if written_out_bytes(column) <= most}
@@ -460,7 +475,8 @@ def _mean_values(metadata: pq.FileMetaData, name: str) -> float:
     paths = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
     leaves = [place for place, path in enumerate(paths) if path.startswith(f"{name}.")]
     groups = [group for group in range(metadata.num_row_groups) if metadata.row_group(group).num_rows]
-    values = sum(column_chunk(metadata, group, place).num_values for group in groups for place in leaves)
+    file = _unread(metadata)
+    values = sum(column_chunk(metadata, group, place, file).num_values for group in groups for place in leaves)
     return float(values / max(1, metadata.num_rows))
 
 

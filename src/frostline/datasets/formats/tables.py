@@ -469,10 +469,12 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
     other = find_name([name for name in schema.names if name not in leaves and _is_other(schema, name)], LABEL_FIELDS)
     other = other if label is None else None
     used = {label, other, image, mask, *leaves}
-    beside = [(path, kind) for path, kind in column_paths(schema) if column_of(schema.names, path) not in used]
+    names = frozenset(schema.names)
+    beside = [(path, kind) for path, kind in column_paths(schema) if column_of(names, path) not in used]
     images = [name for name in leaves if name not in (label, other, image, mask)]
     about = tuple(path for path, kind in beside if is_scalar(kind))
     nested = nested_names(schema)
+    kept = {*about, *nested}
     lists = {name: features[name].get("names") for name in numbered}
     classes = {name: tuple(map(str, names)) for name, names in lists.items() if isinstance(names, list)}
     return ColumnRoles(
@@ -486,7 +488,7 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
         left=(
             *images,
             *(path for name in (image, mask) if name is not None for path in _fields_beside(schema.field(name))),
-            *(path for path, _ in beside if path not in (*about, *nested)),
+            *(path for path, _ in beside if path not in kept),
         ),
         is_turned=_kind(features.get(image)) == "Image",
         named={column_name(name): names for name, names in classes.items() if name in about},

@@ -405,7 +405,7 @@ def _said(shard: str) -> Iterator[None]:
         if "unexpected end of data" in str(error):
             raise DataError(_cut_off(shard)) from error
         raise DataError(f"{shard} is no plain tar (compressed ones have no places to read at), or damaged") from error
-    except tarfile.TarError as error:
+    except (tarfile.TarError, ValueError) as error:  # of numbers that are none, in the head of a sparse file
         raise DataError(f"{shard} is damaged: make it again or take it away") from error
 
 

@@ -49,7 +49,17 @@ from frostline.core.errors import (
 )
 from frostline.core.units import metric_name
 from frostline.node.http.connection_guard import recognise
-from frostline.node.http.description import BINARY, Body, DescribedRoute, Endpoint, Parameter, describe, openapi_route
+from frostline.node.http.description import (
+    BINARY,
+    Body,
+    DescribedRoute,
+    Endpoint,
+    Parameter,
+    describe,
+    first_of_page,
+    openapi_route,
+    page_parameter,
+)
 from frostline.node.http.operations import LINES, ListingRoutes, TrainingRoutes
 from frostline.node.http.pages import EVENTS, AnswerInPieces, Dashboard, LiveAnswers
 from frostline.node.http.requests import (
@@ -307,7 +317,7 @@ def _figures(what: str, values: Mapping[str, float], *, gauges: Collection[str])
 
 
 # Parameters in the addresses of requests.
-_PARAMETERS = {"/v1/trainings": ("prefix",)}
+_PARAMETERS = {"/v1/statistics": ("tenants",), "/v1/trainings": ("prefix",)}
 _LOOKERS = 2
 # Seconds within which the folders that are served are listed; a disk that takes longer hangs.
 _LISTED_WITHIN_S = 1.0
@@ -579,6 +589,7 @@ def _routes(service: "_Service") -> Iterator[Route]:
         get=Endpoint(
             name="statistics",
             summary="Tell what the node did and holds.",
+            parameters=(page_parameter("tenants", "next"),),
             answers={200: Body(said="The state now.", kind=NodeStatistics, others=EVENTS)},
             refusals=(Overloaded,),
         ),
@@ -647,7 +658,10 @@ class _Service:
         return json_response({"ready": not why, "why": why}, status=503 if why else 200)
 
     async def statistics(self, request: Request) -> ASGIApp:
-        return await self._live.answer(request, self._asker(request), again=partial(self._asker, request))
+        def seen() -> tuple[Account, int]:
+            return self._asker(request), first_of_page(request, "tenants")
+
+        return await self._live.answer(request, asked := seen(), asked[0], again=seen)
 
     async def tenant(self, request: Request) -> Response:
         asker = self._asker(request)
@@ -725,9 +739,9 @@ class _Service:
             profile = await run_while_connected(request.receive, measure, scope.cancel, self._threads, deadline_s)
         return json_response(profile.to_json())
 
-    async def _viewed(self, account: Account) -> bytes:
+    async def _viewed(self, asked: tuple[Account, int]) -> bytes:
         """The state of the node, read in a thread because the cache reads a file, which a slow disk could delay."""
-        return await self._lookers.run(account, lambda: json_bytes(self._node.statistics(account).to_json()))
+        return await self._lookers.run(asked[0], lambda: json_bytes(self._node.statistics(*asked).to_json()))
 
     async def _measured(self, account: Account) -> bytes:
         return await self._lookers.run(account, lambda: metrics_text(self._node.statistics(account)))

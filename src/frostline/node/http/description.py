@@ -10,15 +10,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from frostline.core.declared import Amount, OneOf, Schemas
+from frostline.core.declared import Amount, OneOf, Schemas, Within
 from frostline.core.errors import BadRequest, FrostlineError, Overloaded, StoreUnavailable, Unauthenticated, Unavailable
 from frostline.node.http.requests import check_parameters
 from frostline.wire.messages import TRAVELLING
 
-__all__ = ("BINARY", "Body", "DescribedRoute", "Endpoint", "Parameter", "describe", "openapi_route")
+__all__ = (
+    "BINARY",
+    "Body",
+    "DescribedRoute",
+    "Endpoint",
+    "Parameter",
+    "describe",
+    "first_of_page",
+    "openapi_route",
+    "page_parameter",
+)
 
 BINARY = "application/octet-stream"
 """Media type of bytes."""
+
+_PAGE_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +96,24 @@ class ErrorAnswer(TypedDict):
     error: Annotated[str, OneOf(tuple(sorted(kind.__name__ for kind in TRAVELLING)))]
     message: str
     retry_after_s: NotRequired[Amount]
+
+
+def first_of_page(request: Request, name: str) -> int:
+    """The number of the first of some things that a page is to have, from 0, by the parameter of that name.
+
+    Raises:
+        BadRequest: The parameter is no such number.
+    """
+    number = request.query_params.get(name, "0")
+    if not number.isascii() or not number.isdigit() or len(number) > _PAGE_DIGITS:
+        raise BadRequest(f"{name} must be the number of the first one, counted from 0")
+    return int(number)
+
+
+def page_parameter(name: str, following: str) -> Parameter:
+    """The description of that parameter; ``following`` is the field that says the first of the next page."""
+    said = f"Number of the first of the {name} that are given, from 0; `{following}` of the page before says it."
+    return Parameter(name=name, place="query", said=said, kind=Annotated[int, Within(0, 10**_PAGE_DIGITS - 1)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

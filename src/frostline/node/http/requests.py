@@ -424,11 +424,17 @@ class OwnNames:
         return any(name == own or name.endswith(f".{own}") for own in self.names)
 
 
+# As a browser writes it, so that nothing else is behind what is looked at.
+_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d{0,5})?")
+
+
 def _name_of(host: str) -> str:
-    """A host's name or address without its port and the brackets of IPv6."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0].partition("%")[0]
-    return host.partition(":")[0].rstrip(".")
+    """A host's name or address without its port and the brackets of IPv6; empty where it is no host."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return ""
+    address, name = found.groups("")
+    return address.partition("%")[0] if address else name.rstrip(".")
 
 
 class AskedByName:
