@@ -150,7 +150,7 @@ def test_every_module_that_claims_to_decide_is_held_to_it(docstrings):
         name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
         claims = first.partition("\n\n")[0]
         if claims.startswith(("Decide ", "Decides ")) or re.search(r": decides |\bPure[.:]", claims):
-            assert any(f"{name}.".startswith(f"{room}.") for room in pure), f"add {name} to a contract of purity"
+            assert any(f"{name}.".startswith(f"{package}.") for package in pure), f"add {name} to a contract of purity"
 
 
 def test_each_trouble_names_tests_that_there_are():

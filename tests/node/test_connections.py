@@ -252,7 +252,7 @@ def test_many_unfinished_heads_do_not_shut_out_others(images, caplog):
         with transport_of("ann", url) as ann:
             assert len(joined(ann.features(request(images, 1)))[0]) == 4
         assert all(is_closed(peer) for peer in connections[:24])
-    assert sum("to make room for another" in record.getMessage() for record in caplog.records) == 1
+    assert sum("in favour of another" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_wrong_token_leaves_a_connection_unknown(images):

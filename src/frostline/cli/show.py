@@ -140,7 +140,7 @@ def print_table(
             table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(text, row))
-    # Who reads a file or a pipe wants whole lines; a table takes no more room than it needs.
+    # Who reads a file or a pipe wants whole lines; a table takes no more width than it needs.
     console = Console()
     console = console if console.is_terminal else Console(width=_WIDE)
     # Not the table's own title, which would be folded to the table's width.

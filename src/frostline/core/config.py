@@ -423,7 +423,7 @@ class NodeSettings:
             disk space, at most 50 GiB, and nothing if that is little.
         shared_cache: URL below which features are kept for all nodes with the same setting. None keeps none there.
         shared_cache_bytes: maximum bytes below ``shared_cache``, of all nodes together; features that nobody used for
-            an hour are deleted to make room.
+            an hour are deleted to free space.
         shared_cache_wait_s: maximum seconds to wait for a batch's features from ``shared_cache`` before they are
             computed; set it to about the time that computing a batch takes.
         allow_anonymous: True lets a node without tenants listen on addresses other than loopback: whoever can reach it
@@ -565,7 +565,7 @@ class LoaderSettings:
         cache_bytes: bytes of the trainer's memory for features that are kept between epochs; 0 keeps none.
         cache_folder: folder at the trainer that also keeps features on disk, for later epochs and later jobs, which
             then need not request them; jobs on one machine may share it. None is a folder in the user's cache folder
-            where a network's features come from nodes on other machines and all have room there; else none are kept.
+            where a network's features come from nodes on other machines and all have space there; else none are kept.
         cache_disk_bytes: maximum bytes of the features in ``cache_folder``; 0 keeps none on disk. None is 10 GiB, and
             in the user's cache folder at most a quarter of the free disk space.
         cached_augmentations: number N of random augmentations cached per sample: epoch ``e`` uses number ``e mod N``. 0

@@ -407,7 +407,7 @@ class NodeListing:
             return self._opened(exchange, head, self._place(head, stack))
 
     def _place(self, head: ManifestHead, stack: ExitStack) -> Path:
-        """The folder for a manifest: in the cache, or a temporary one where that has no room for it."""
+        """The folder for a manifest: in the cache, or a temporary one where that has no space for it."""
         if head.is_known:
             return self._folder
         why: Exception = OutOfSpace("the disk is full")

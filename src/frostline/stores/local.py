@@ -152,7 +152,7 @@ class FolderStore:
             self._make(path.parent)
             _replace(path, data, is_private=self._is_private)
         except OSError as error:
-            # Who has to make room must know where.
+            # Who has to free space must know where.
             raise error_of_system(error, str(path) if is_full(error) else object) from error
 
     def create(self) -> None:

@@ -165,7 +165,7 @@ def failure_to_json(error: FrostlineError) -> dict[str, Any]:
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind in _OF_DATA.values())
             return {"event": "failed", "error": kind, "message": str(error)}
         case OutOfSpace():
-            told: FrostlineError = Unavailable(f"the node has no room for the manifest: {error}")
+            told: FrostlineError = Unavailable(f"the node has no space on its disk for the manifest: {error}")
         case UserError():  # what its own user could put right is a request to a node that makes no sense
             told = BadRequest(str(error))
         case _:

@@ -235,7 +235,7 @@ def ingest(
         TooManySkipped: more images were unreadable than allowed.
         DataError: No sample can be read, an object's bytes differ from those that were written, or another process is
             making a format at the same place.
-        OutOfSpace: the destination is full; run it again when there is room.
+        OutOfSpace: the destination is full; run it again when there is space.
         StoreError: a store failed; run it again.
     """
     require_one_part(source)

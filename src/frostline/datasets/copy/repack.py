@@ -119,7 +119,7 @@ def repack(
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: an object came back otherwise than it was written, or another process writes to the same place.
-        OutOfSpace: the destination is full; run it again when there is room.
+        OutOfSpace: the destination is full; run it again when there is space.
         StoreError: a store failed; run it again.
     """
     require_one_part(source)

@@ -407,7 +407,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def turn_away(self) -> None:
         """Close it to make space for another."""
-        self._guards.say("closed a connection to make room for another: too many are open")
+        self._guards.say("closed a connection in favour of another: too many are open")
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or not cycle.response_complete or self._is_ending or not self._is_known:
             self.transport.abort()

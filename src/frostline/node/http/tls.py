@@ -102,7 +102,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
     def turn_away(self) -> None:
         """Close it to make space for another, before both sides agree."""
-        self._guards.say("closed a connection to make room for another: too many are open")
+        self._guards.say("closed a connection in favour of another: too many are open")
         self.abort()
 
     def _agree(self) -> None:

@@ -231,7 +231,7 @@ class CqlSession:
         return self._session.execute(statement, values).current_rows or ()
 
     def flight(self) -> PendingStatements[Any]:
-        """Room for statements under way."""
+        """Slots for statements under way."""
         return PendingStatements(self._session)
 
     def put_statement(self, further: Sequence[str]) -> PreparedStatement:
