@@ -20,7 +20,7 @@ from typing import Any, get_args
 from platformdirs import user_cache_path
 
 from frostline.core.errors import SettingError
-from frostline.core.hints import suggest_names
+from frostline.core.hints import add_field_hints, suggest_names
 from frostline.core.system import usable_cores, usable_memory_bytes
 
 __all__ = (
@@ -376,6 +376,7 @@ def default_node_memory_bytes() -> int:
     return max(64 * _MIB, usable // 4, min(6 * _GIB, usable // 2))
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class NodeSettings:
     """Resources and limits of a node.
@@ -545,6 +546,7 @@ class IoSettings:
             object.__setattr__(self, "window_bytes", self.memory_bytes // 4)
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderSettings:
     """How a job's loader requests features: how much at once, what it keeps, and when it gives up.

@@ -89,6 +89,11 @@ class _KnownNames:
             raise SettingError("masks are read with their samples: take the targets of data[0], or of a loader's batch")
         return columns.at(np.arange(len(self)))
 
+    def __add__(self: Any, other: "Dataset") -> "Dataset":
+        joined: Dataset = self.concatenate(other)
+        return joined
+
+    @add_hints
     def shuffle(self: Any, seed: int = 0) -> "Dataset":
         """The same samples in a seeded random order, 8 bytes a sample; a loader with ``shuffle=True`` needs none."""
         shuffled: Dataset = self.take(np.random.default_rng(seed).permutation(len(self)))
@@ -567,9 +572,12 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             yield from self.__getitems__(range(start, min(len(self), start + _READ_TOGETHER)))
 
     def _row(self, place: SupportsIndex) -> int:
+        if not hasattr(place, "__index__"):
+            takes = "a data set is indexed by a number, a slice, a list of numbers or the name of a split"
+            raise TypeError(f"{takes}, not {describe_value(place)}")
         row = place.__index__()
         if not -len(self) <= row < len(self):
-            raise IndexError(f"{self._url} has {len(self)} samples, and none at place {row}")
+            raise IndexError(f"index {row} is out of range: {self._url} has {len(self)} samples")
         return row % len(self)
 
     def _reader_here(self) -> SequentialReader:

@@ -130,7 +130,7 @@ def offload(
         Refused: The node does not serve the data, or does not run the network; the message says why.
     """
     check_type("settings", settings, LoaderSettings, NoneType)
-    if not isinstance(near, str | Sequence | NoneType):
+    if not isinstance(near, str | Sequence | NoneType) or not all(isinstance(url, str) for url in near or ()):
         raise SettingError(f"near takes a node's address, such as http://store-1:7070, or a list of them, not {near!r}")
     ahead = near.ahead if isinstance(near, AskedNodes) else None
     data = dataset_from(data, near, None if settings is None else settings.token)
@@ -140,7 +140,7 @@ def offload(
     on_event = on_event or warn_user
     settings, node = settings or LoaderSettings(), node or NodeSettings()
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done
-    _check_policy(policy, cut, codec)
+    _check_policy(policy, cut, codec, epochs)
     data = data.refresh()
     if preprocess is not None and transform is not None:
         raise SettingError("preprocess and transform say the same thing: give one of them")
@@ -216,6 +216,8 @@ def _prepared(
     """
     if preprocess is not None and not isinstance(preprocess, Preprocess) and callable(preprocess):
         raise SettingError("preprocess takes steps of frostline.preprocess: give a transform as transform=")
+    if isinstance(preprocess, str | int):
+        raise SettingError(f"preprocess takes steps, not {preprocess!r}: write frostline.preprocess.imagenet(224)")
     check_type("preprocess", preprocess, Preprocess, NoneType)
     if isinstance(preprocess, Preprocess):
         return preprocess, None
@@ -398,7 +400,11 @@ def _plain_cut(nodes: Sequence[str], preprocess: Preprocess) -> int:
     return 0 if nodes or preprocess.stored is None else 1
 
 
-def _check_policy(policy: str, cut: int | None, codec: str | None) -> None:
+def _check_policy(policy: str, cut: int | None, codec: str | None, epochs: int) -> None:
+    check_type("cut", cut, int, NoneType)
+    check_type("epochs", epochs, int)
+    if epochs < 1:
+        raise SettingError(f"epochs must be at least 1, not {epochs}")
     if policy not in POLICIES:
         raise SettingError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
     if cut is not None and policy != "best":

@@ -33,7 +33,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from frostline.core import View
 from frostline.core.errors import OrderMismatch, SettingError
-from frostline.core.hints import Hinting
+from frostline.core.hints import Hinting, add_hints
 from frostline.engines.graph_runner import as_array, as_tensor
 from frostline.loaders.epoch import Epochs, EpochStream, NextPass
 from frostline.loaders.epoch_loader import ArrayLoader, Change, WorkerState
@@ -102,6 +102,7 @@ class Batch(Unpackable):
     targets: BatchTargets | None = None
     are_images: bool = False
 
+    @add_hints
     def to(self, device: torch.device | str, *, non_blocking: bool = True) -> "Batch":
         """The same batch on another device; ids stay in CPU memory.
 

@@ -137,7 +137,8 @@ def check_number(name: str, value: int, maximum: int) -> None:
         SettingError: the number is out of range.
     """
     if not 0 <= value <= maximum:
-        raise SettingError(f"{name} must lie from 0 to {maximum}, not {value}")
+        within = "be at least 0" if value < 0 else f"lie from 0 to {maximum}"
+        raise SettingError(f"{name} must {within}, not {value}")
 
 
 def check_epoch(size: int, seed: int, epoch: int) -> None:

@@ -234,7 +234,7 @@ class FolderStore:
         if not self._path.is_dir():
             hint = (
                 ": name a folder without wildcards, and all that lies below it is read"
-                if "*" in str(self._path)
+                if set("*?{") & set(str(self._path))
                 else ""
             )
             raise DataNotFound(f"there is no folder {self._path}{hint}")
