@@ -62,6 +62,8 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "class_weights": ("weights",),
     "embeddings": ("features",),
     "groupby": ("split_by",),
+    **dict.fromkeys(("logdir", "output", "output_dir", "output_path", "save_dir"), ("out",)),
+    **dict.fromkeys(("checkpoint", "ckpt", "ckpt_path", "run_dir"), ("run", "resume")),
     "lr": ("learning_rate",),
     "network": ("model",),
     **dict.fromkeys(("data_seed", "random_seed", "random_state", "shuffle_seed"), ("seed",)),
