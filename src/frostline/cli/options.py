@@ -536,7 +536,7 @@ _DATA = (
     click.option(
         "--split",
         metavar="NAME",
-        help="Name of the split to use, which the data defines or index --split saved.",
+        help="Name of the split to use, which the data defines or frostline index --split saved.",
     ),
     click.option(
         "--near",
@@ -623,7 +623,8 @@ _JOB = (
         "--cut",
         type=int,
         metavar="N",
-        help="Number of the cut to use instead of the planned ones; frostline plan lists them.",
+        help="Number of the cut to use, the layer after which the trainer takes over, instead of the planned ones; "
+        "frostline plan lists them.",
     ),
     click.option(
         "--codec",

@@ -369,7 +369,7 @@ def _in_words(
 ) -> str:
     match event:
         case ColumnsDropped():
-            return f"there is no place for these columns, which stay with {event.url}: {', '.join(event.columns)}"
+            return f"the copy cannot hold these columns, which stay with {event.url}: {', '.join(event.columns)}"
         case NodeFull():
             return f"the node is full, asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
         case NodeJoined() | NodeLeft() | NodeLost() | NodeBack() | NodeExcluded() | NodeRestarted():

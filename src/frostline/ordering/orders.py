@@ -130,6 +130,9 @@ def draw_of_stretches(size: int, count: int, key: int) -> _Rows:
     return out
 
 
+_BEYOND = 1 << 62  # bounds that nobody comes near
+
+
 def check_number(name: str, value: int, maximum: int) -> None:
     """Make sure that a number lies from 0 to ``maximum``.
 
@@ -137,7 +140,7 @@ def check_number(name: str, value: int, maximum: int) -> None:
         SettingError: the number is out of range.
     """
     if not 0 <= value <= maximum:
-        within = "be at least 0" if value < 0 else f"lie from 0 to {maximum}"
+        within = "be at least 0" if value < 0 and maximum >= _BEYOND else f"lie from 0 to {maximum}"
         raise SettingError(f"{name} must {within}, not {value}")
 
 

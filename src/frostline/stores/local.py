@@ -243,7 +243,7 @@ class FolderStore:
 def _no_folder(path: Path) -> str:
     """What is said of a file that is no data set by itself."""
     if path.name.lower().endswith(COMPRESSED):
-        return f"{path} is compressed as a whole and has no places to read at: unpack it, to a plain tar at most"
+        return f"{path} is compressed as a whole and cannot be read at an offset: unpack it, to a plain tar at most"
     return (
         f"{path} is a file, and of single files those that end in {', '.join(FILE_SUFFIXES)} are data sets: name its "
         f"folder {path.parent}, or such a file"

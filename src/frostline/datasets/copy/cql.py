@@ -133,7 +133,7 @@ def _say_other_numbers(source: Dataset, on_event: Observer) -> None:
         return
     on_event(
         SetupWarning(
-            reason=f"a table has no place for the order of classes: {len(there)} have samples, and are numbered there "
+            reason=f"a table cannot hold the order of classes: {len(there)} have samples, and are numbered there "
             f"in the order of their names, not as {', '.join(source.classes[:_CLASSES_SHOWN])}"
             f"{', …' if len(source.classes) > _CLASSES_SHOWN else ''}"
         )

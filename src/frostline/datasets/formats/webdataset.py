@@ -404,7 +404,7 @@ def _said(shard: str) -> Iterator[None]:
     except tarfile.ReadError as error:
         if "unexpected end of data" in str(error):
             raise DataError(_cut_off(shard)) from error
-        raise DataError(f"{shard} is no plain tar (compressed ones have no places to read at), or damaged") from error
+        raise DataError(f"{shard} is no plain tar (compressed ones cannot be read at an offset), or damaged") from error
     except tarfile.TarError as error:
         raise DataError(f"{shard} is damaged: make it again or take it away") from error
 
