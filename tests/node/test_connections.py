@@ -1,6 +1,6 @@
 """Connections to a node: limits of time and number, and links that are thin or break.
 
-Connections of strangers: unfinished heads, many of them, and which connections are closed.
+Connections of untrusted clients: unfinished heads, many of them, and which connections are closed.
 
 Symbolic links in a data root lead out of it only where the operator of the node allows it.
 """

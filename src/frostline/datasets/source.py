@@ -2,7 +2,7 @@
 
 Where a data set's manifest and saved splits come from: its own store, or a node that lists it.
 
-Reads a manifest that a node has sent as what a stranger made: nothing of it is used before all of it was checked.
+Reads a manifest that a node has sent as untrusted: nothing of it is used before all of it was checked.
 
 Data sets of the Hugging Face hub: their Parquet files in its client's cache, fetched where they are not there.
 """

@@ -146,7 +146,7 @@ class TorchBridge:
 
     @property
     def checks_rows(self) -> bool:
-        """Whether prefixes come from strangers, who need not have looked whether theirs mix the rows of a batch."""
+        """Whether prefixes come from untrusted clients, which may not have checked that rows stay apart."""
         return self._inspector is not None
 
     def is_mixing(self, prefix: "Prefix", values: Callable[[Arrays], Sequence[npt.NDArray[np.generic]]]) -> bool:

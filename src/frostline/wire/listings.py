@@ -116,7 +116,7 @@ class ManifestHead:
         """The inverse of ``to_json``.
 
         Raises:
-            Refused: a stranger wrote it, and it makes no sense.
+            Refused: an untrusted client wrote it, and it makes no sense.
         """
         splits: Any = value.get("splits")
         are_right = (
@@ -148,7 +148,7 @@ def line_of_event(event: Event) -> dict[str, Any] | None:
 
 
 def event_from_line(value: dict[str, Any]) -> Event | None:
-    """The inverse of ``line_of_event``; None for what makes no sense, which a stranger wrote."""
+    """The inverse of ``line_of_event``; None for what makes no sense, which an untrusted client wrote."""
     match value:
         case {"event": "phase", "name": str(name)} if name.isprintable():
             return PhaseStarted(name=name[:_MAX_TEXT])

@@ -1,6 +1,6 @@
-"""Packs the tensors of a batch with a codec, row by row where it compresses, and unpacks what a stranger sent.
+"""Packs the tensors of a batch with a codec, row by row where it compresses, and unpacks what a client sent.
 
-Packs each row of a tensor by itself: without its zeros, compressed, or both; and unpacks what a stranger sent.
+Packs each row of a tensor by itself: without its zeros, compressed, or both; and unpacks what a client sent.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Holds connections that may be a stranger's within limits of bytes, number and time, from the first byte to the last.
+"""Holds connections of untrusted clients within limits of bytes, number and time, from the first byte to the last.
 
 A connection sends heads and announced bodies; whatever else comes on it is let by within limits, and never parsed.
 """

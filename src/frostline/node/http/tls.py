@@ -1,4 +1,4 @@
-"""TLS of one connection of a server, between the socket and the protocol of HTTP, within the bounds of strangers.
+"""TLS of one connection of a server, between the socket and HTTP, within the bounds of untrusted clients.
 
 asyncio's own begins without a bound that the other connections share, and holds 256 KiB for each connection.
 """
