@@ -561,7 +561,7 @@ K = TypeVar("K")
 
 def add_field_hints(kind: type[K]) -> type[K]:
     """Have a class of settings refuse fields that it does not have with the line to write instead."""
-    kind.__init__ = add_hints(kind.__init__)  # type: ignore[misc]
+    kind.__init__ = add_hints(kind.__init__)  # type: ignore[method-assign]
     return kind
 
 

@@ -130,8 +130,7 @@ def offload(
         Refused: The node does not serve the data, or does not run the network; the message says why.
     """
     check_type("settings", settings, LoaderSettings, NoneType)
-    if not isinstance(near, str | Sequence | NoneType) or not all(isinstance(url, str) for url in near or ()):
-        raise SettingError(f"near takes a node's address, such as http://store-1:7070, or a list of them, not {near!r}")
+    _check_near(near)
     ahead = near.ahead if isinstance(near, AskedNodes) else None
     data = dataset_from(data, near, None if settings is None else settings.token)
     if isinstance(node, str):
@@ -398,6 +397,11 @@ def _plain_cut(nodes: Sequence[str], preprocess: Preprocess) -> int:
     A ready format has pixels, which a node in this process hands on from where its files are mapped.
     """
     return 0 if nodes or preprocess.stored is None else 1
+
+
+def _check_near(near: object) -> None:
+    if not isinstance(near, str | Sequence | NoneType) or not all(isinstance(url, str) for url in near or ()):
+        raise SettingError(f"near takes a node's address, such as http://store-1:7070, or a list of them, not {near!r}")
 
 
 def _check_policy(policy: str, cut: int | None, codec: str | None, epochs: int) -> None:

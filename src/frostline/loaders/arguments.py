@@ -122,7 +122,7 @@ def make_replay(data: Dataset, order: EpochOrder, recorded: RecordedOrder) -> Re
     return Replay(recorded=recorded, order=order)
 
 
-def _weights(data: Dataset, given: GivenWeights) -> Weights:
+def _weights(data: Dataset, given: GivenWeights | str) -> Weights:
     if isinstance(given, Mapping):
         unknown = sorted(set(given) - set(data.classes))
         if unknown:
