@@ -72,7 +72,7 @@ _MENDS: Mapping[str, str] = {
     TRAINER: "nothing is wrong; only a faster accelerator or a smaller head would make it faster",
     STORE: "give the store more bandwidth, or the node more memory to read ahead (--read-threads, --local-tier)",
     NODE: "add a node (--near again), give it an accelerator (--device), or allow a faster engine (--accuracy bf16)",
-    LINK: "send less: allow a narrower codec (--accuracy bf16 or int8), or more layers in front of the frost line",
+    LINK: "send less, by a narrower codec (--accuracy bf16 or int8), or more layers in front of the frost line",
     ROUND_TRIP: "let more requests be under way (LoaderSettings.max_requests and window_bytes)",
     PROCESSORS: "end what else runs here, give this process more cores, or let a node on another machine do the work",
     QUOTA: "ask the node's operator for a larger quota of this tenant",
@@ -176,7 +176,7 @@ class Diagnosis(ShownInNotebooks):
             yield f"{part} busy", in_percent(share)
 
     def __str__(self) -> str:
-        return self.says if self.mend is None else f"{self.says}: {self.mend}"
+        return self.says if self.mend is None else f"{self.says}. What to do: {self.mend}"
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -267,14 +267,14 @@ def _sentence(part: str, usage: Usage, shares: Mapping[str, float], gain: float)
     }.get(part, busy)
     return (
         f"held back by {part} ({evidence}): the loop waits {in_percent(usage.waiting)} of the time for what comes from "
-        f"the store side, at {rate}; without that {then}"
+        f"the store side, at {rate}; without that, {then}"
     )
 
 
 def _then(gain: float) -> str:
     if gain < 1 + _LITTLE:
         return "another part would hold it back as much"
-    return f"up to {in_times(gain)} as many" if gain < _MAX_GAIN else "far more than can be measured now"
+    return f"up to {in_times(gain)} this rate" if gain < _MAX_GAIN else "far more than can be measured now"
 
 
 def vary(
