@@ -435,7 +435,7 @@ def test_a_path_may_begin_at_the_users_home(photos, monkeypatch):
 
 def test_rows_are_taken_by_lists_and_arrays_of_their_numbers(photos):
     data = fl.Dataset(photos)
-    for rows in ([2, 0], np.array([2, 0])):
+    for rows in ([2, 0], np.array([2, 0]), torch.tensor([2, 0])):
         assert list(data[rows].names) == [data.names[2], data.names[0]]
 
 
@@ -577,6 +577,14 @@ CALLS = {
     "fl.loader(photos, batch_size=4, transform=[SCALED])": r"not list: write torchvision.transforms.v2.Compose\(\[",
     "fl.loader(photos, batch_size=4, transform={'train': SCALED})": "not dict: give one of them to each loader",
     "fl.loader(photos, batch_size=4, weights='balanced')": r"not 'balanced': write weights={name: 1 / n for name, n",
+    "fl.loader(photos, batch_size=4, augment=True)": r"augment takes a function of a batch and its view, .* not True",
+    "fl.loader(photos, batch_size=4, augment=v2.RandomHorizontalFlip())": "images are augmented by transform=",
+    "fl.loader(photos, batch_size=4, augment=lambda batch: batch)": r"write def augment\(batch, view\)",
+    "fl.loader(photos, batch_size=4, preprocess=fl.preprocess.imagenet)": r"write imagenet\(224\)",
+    "fl.Dataset('gcs://bucket/photos')": "not gcs://: write gs://",
+    "fl.Dataset(photos, format='csv')": "did you mean urls",
+    "data.split(0.8, 0.2)": "seed takes a whole number, not 0.2",
+    "data.split(test_size=0.2)": r"write data.split\(0.2\), the share to hold out",
     "fl.loader(photos, batch_size=-4)": "batch_size must be at least",
     "fl.Dataset(photos, shuffle=True)": r"write loader\(data, batch_size=32, shuffle=True\)",
     "fl.Dataset(remote='s3://bucket/photos', local='/tmp/p')": "data is read where it lies",

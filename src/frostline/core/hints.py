@@ -57,6 +57,8 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("augmentation", "transforms"), ("transform", "preprocess")),
     **dict.fromkeys(("concat", "concatenate_datasets", "union"), ("concatenate",)),
     **dict.fromkeys(("max_epochs", "n_epochs", "num_epochs", "num_train_epochs"), ("epochs",)),
+    **dict.fromkeys(("csv", "jsonl", "tsv"), ("urls",)),
+    **dict.fromkeys(("tar", "wds"), ("webdataset",)),
     "bs": ("batch_size",),
     "cache_dir": ("cache", "cache_folder"),
     "class_weights": ("weights",),
@@ -368,6 +370,10 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
     },
     "imagenet": dict.fromkeys(("is_training", "train", "training"), "write augment=True"),
     "loader": {"dtype": "write x = x.to(torch.float16), or torch.autocast, in the loop"},
+    "Dataset.split": {
+        **dict.fromkeys(("lengths", "test_size", "train_size"), "write data.split(0.2), the share to hold out"),
+        "stratify": "each class is divided by the share, so leave stratify out",
+    },
     "Dataset.shuffle": {"buffer_size": "all samples are shuffled, so leave buffer_size out"},
     "Dataset.train_test_split": {
         "shuffle": "the parts are drawn by the seed, so leave shuffle out; data[:80] and data[80:] divide in order"

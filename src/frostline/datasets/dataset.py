@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core import URLS, Samples, SampleTable, Skipped
-from frostline.core.config import CHANGED, MANIFEST_LOCATIONS, cache_folder, describe_value
+from frostline.core.config import CHANGED, MANIFEST_LOCATIONS, cache_folder, check_type, describe_value
 from frostline.core.errors import DataError, SampleError, SettingError
 from frostline.core.events import Observer
 from frostline.core.hints import Hinting, HintingType, add_hints, data_hint, suggest_names
@@ -457,6 +457,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             SettingError: the shares or the seed make no sense, or there is no such column.
             DataError: a sample has no value in that column, or a part would be empty.
         """
+        check_type("seed", seed, int)
         if isinstance(shares, Mapping):
             parts = self.selection.divide(list(shares.values()), seed, by=by, balanced=balanced)
             found = {name: self._part_number(parts, number) for number, name in enumerate(shares)}
@@ -546,8 +547,9 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             return self._split(name, self._named.load())
         if isinstance(name, slice):
             return self.take(np.arange(*name.indices(len(self)), dtype=np.int64))
-        if isinstance(name, list) or (isinstance(name, np.ndarray) and name.ndim):
-            return self.take(name)
+        several: Any = name  # such as a tensor of torch, which data sets need not know
+        if isinstance(name, list) or getattr(several, "ndim", 0):
+            return self.take(several)
         return self.__getitems__([name])[0]
 
     def __getitems__(self, places: Sequence[SupportsIndex]) -> list[tuple[Any, Any]]:

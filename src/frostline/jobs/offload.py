@@ -214,6 +214,8 @@ def _prepared(
         SettingError: A model is given and the job has no steps; or a transform was given as steps.
     """
     if preprocess is not None and not isinstance(preprocess, Preprocess) and callable(preprocess):
+        if preprocess is imagenet:
+            raise SettingError("preprocess takes the steps that imagenet gives: write imagenet(224)")
         raise SettingError("preprocess takes steps of frostline.preprocess: give a transform as transform=")
     if isinstance(preprocess, str | int):
         raise SettingError(f"preprocess takes steps, not {preprocess!r}: write frostline.preprocess.imagenet(224)")
