@@ -547,9 +547,9 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             return self._split(name, self._named.load())
         if isinstance(name, slice):
             return self.take(np.arange(*name.indices(len(self)), dtype=np.int64))
-        several: Any = name  # such as a tensor of torch, which data sets need not know
-        if isinstance(name, list) or getattr(several, "ndim", 0):
-            return self.take(several)
+        rows: Any = name  # also a tensor of torch, which data sets need not know
+        if isinstance(name, list) or (hasattr(rows, "ndim") and rows.ndim):
+            return self.take(rows)
         return self.__getitems__([name])[0]
 
     def __getitems__(self, places: Sequence[SupportsIndex]) -> list[tuple[Any, Any]]:
