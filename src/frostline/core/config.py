@@ -401,9 +401,9 @@ class NodeSettings:
             ``cuda:0,cuda:1``, share the work.
         device_batch: samples in one forward pass of the frozen layers, a multiple of 8.
         max_requests: maximum requests running or waiting at once, uploads included; one more is refused with 429. Up to
-            half of these places are kept for tenants that have no request.
+            half of these slots are kept for tenants that have no request.
         min_bytes_per_s: minimum upload rate in bytes per second. An upload that takes a minute longer than at this rate
-            is aborted, and frees its place and memory. Lower it for slower links.
+            is aborted, and frees its slot and memory. Lower it for slower links.
         batching: rule that forms device batches from waiting samples. ``fair`` fills batches across requests and
             tenants and divides the device by the tenants' weights; ``hapi`` and ``fixed`` are for comparison.
         tenants: the tenants that may use the node. If empty, everyone may, as one tenant.
@@ -572,7 +572,7 @@ class LoaderSettings:
             in the user's cache folder at most a quarter of the free disk space.
         cached_augmentations: number N of random augmentations cached per sample: epoch ``e`` uses number ``e mod N``. 0
             draws new ones in each epoch and caches none.
-        max_reorder: number of places by which a sample may overtake the earliest sample that has not arrived. 0 keeps
+        max_reorder: number of positions by which a sample may overtake the earliest sample that has not arrived. 0 keeps
             the order; None hands out whatever has arrived. Every sample still comes once per epoch. Jobs with several
             ranks, worker processes or replays always keep the order.
         hedge_quantile: share, above 0 and up to 1, of earlier requests. A request that takes longer than this share of
