@@ -572,7 +572,7 @@ class LoaderSettings:
             in the user's cache folder at most a quarter of the free disk space.
         cached_augmentations: number N of random augmentations cached per sample: epoch ``e`` uses number ``e mod N``. 0
             draws new ones in each epoch and caches none.
-        max_reorder: number of positions by which a sample may overtake the earliest sample that has not arrived. 0 keeps
+        max_reorder: number of positions by which a sample may overtake the earliest one that has not arrived. 0 keeps
             the order; None hands out whatever has arrived. Every sample still comes once per epoch. Jobs with several
             ranks, worker processes or replays always keep the order.
         hedge_quantile: share, above 0 and up to 1, of earlier requests. A request that takes longer than this share of
