@@ -318,6 +318,7 @@ ACTIONS = ("read", "compute", "upload", "list", "train")
 """What a tenant may be allowed to do: have samples sent, networks run on them, and networks sent; list data; train."""
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSettings(TokenHolder):
     """One tenant of a node: its identity, its rights and its quotas. A quota of None is limited by the node alone.

@@ -94,6 +94,9 @@ _CALLS: Mapping[str, str] = {
     "Job.loader": "job.loader(batch_size=32, shuffle=True, data=part)",
     "Dataset.train_test_split": "data.train_test_split(test_size=0.2, seed=0)",
     "freeze": 'freeze(model, until="layer4")',
+    "BlockShuffle": "BlockShuffle(samples=16, mixed=64)",
+    "FeatureMixup": "FeatureMixup(alpha=0.2)",
+    "FeatureNoise": "FeatureNoise(share=0.1)",
     "Mixture": "Mixture(parts=[cats, dogs], ratios=[3, 1])",
     "Ranks": "Ranks(rank=0, world_size=2)",
     "Recipe": 'Recipe(epochs=3, optimizer="adamw", learning_rate=1e-3)',
@@ -368,6 +371,14 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         "epochs": "write for batches in loader(data, batch_size=32).epochs(range(10))",
         "repeat": "write for batches in loader(data, batch_size=32).epochs(range(10))",
     },
+    "BlockShuffle": dict.fromkeys(("block_size", "size"), "write samples=16, the neighbours that one request reads"),
+    "FeatureMixup": dict.fromkeys(("p", "prob"), "write alpha=0.2, of the distribution Beta(alpha, alpha)"),
+    "FeatureNoise": dict.fromkeys(("scale", "sigma", "std"), "write share=0.1, of each sample's own size"),
+    "audio": dict.fromkeys(("rate", "sampling_rate", "sr"), "write sample_rate=16_000"),
+    "TenantSettings": {
+        **dict.fromkeys(("limit", "quota"), "write requests=4, work_bytes=1 << 30, or device_s_per_s=0.5"),
+        "priority": "write weight=2.0",
+    },
     "imagenet": dict.fromkeys(("is_training", "train", "training"), "write augment=True"),
     "loader": {"dtype": "write x = x.to(torch.float16), or torch.autocast, in the loop"},
     "Dataset.split": {
@@ -452,7 +463,21 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         "unfreeze": "write layer.requires_grad_(True), and job.refreeze()",
     },
     "preprocess": dict.fromkeys(
-        ("Compose", "clip", "compose", "timm", "torchvision", "transforms", "vit"),
+        (
+            "AutoAugment",
+            "Compose",
+            "Grayscale",
+            "RandAugment",
+            "RandomCrop",
+            "RandomErasing",
+            "clip",
+            "compose",
+            "random_crop",
+            "timm",
+            "torchvision",
+            "transforms",
+            "vit",
+        ),
         "write preprocess.from_transform(transform), of one of torchvision or timm, or a processor of transformers",
     ),
 }
@@ -548,7 +573,7 @@ def add_hints(function: F) -> F:
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        for given in kwargs.keys() - known:
+        for given in (name for name in kwargs if name not in known):  # the first that was written
             owner = "Dataset()" if name == "Dataset" else name  # whose attributes have other hints
             hint = hint_for(given, known, owner, _fields_of(function, known))
             raise TypeError(f"{name}() got an unexpected keyword argument {given!r}{hint}")

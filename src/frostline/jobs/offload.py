@@ -131,6 +131,8 @@ def offload(
     """
     check_type("settings", settings, LoaderSettings, NoneType)
     _check_near(near)
+    if not callable(on_event or warn_user):
+        raise SettingError(f"on_event takes a function of an event, such as print, not {on_event!r}")
     ahead = near.ahead if isinstance(near, AskedNodes) else None
     data = dataset_from(data, near, None if settings is None else settings.token)
     if isinstance(node, str):

@@ -35,7 +35,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from frostline.core import View
 from frostline.core.config import describe_value
 from frostline.core.errors import OrderMismatch, SettingError
-from frostline.core.hints import Hinting, add_hints
+from frostline.core.hints import Hinting, add_field_hints, add_hints
 from frostline.engines.graph_runner import as_array, as_tensor
 from frostline.loaders.epoch import Epochs, EpochStream, NextPass
 from frostline.loaders.epoch_loader import ArrayLoader, Change, WorkerState
@@ -183,6 +183,7 @@ Augment = Callable[[Batch, View], Batch]
 """Changes a batch: a function of the batch and of seed and epoch alone, so that an epoch can be had again."""
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureNoise:
     """Adds Gaussian noise to every feature.
@@ -212,6 +213,7 @@ class FeatureNoise:
         return features + noise.to(features.dtype)
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureMixup:
     """Mixes each sample's features with those of another sample in the batch (mixup, at the frost line).

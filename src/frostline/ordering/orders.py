@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core.errors import SettingError
+from frostline.core.hints import add_field_hints
 
 __all__ = (
     "BlockOrder",
@@ -315,6 +316,7 @@ _MAX_MIXED = 1 << 30
 _FIRST_MIXED = 8
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShuffle:
     """A shuffle that reads a block of neighbouring samples with one request; see ``BlockOrder``.
