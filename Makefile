@@ -54,11 +54,11 @@ check:
 	$(BIN)/ruff format --check
 	@scripts/check.sh $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# One room's tests, within a minute if need be without the longest, beside the types and the import contracts:
-# `make test-fast ROOM=node`, or several rooms in quotes. What was left out is said.
-ROOM ?=
+# The tests of one folder, within a minute if need be without the longest, beside the types and the import contracts:
+# `make test-fast FOLDER=node`, or several folders in quotes. What was left out is said.
+FOLDER ?=
 test-fast:
-	@WORKERS=$(WORKERS) $(BIN)/python scripts/test_fast.py $(ROOM)
+	@WORKERS=$(WORKERS) $(BIN)/python scripts/test_fast.py $(FOLDER)
 
 static: types layers site
 
@@ -98,7 +98,7 @@ install-test: $(STAMPS)/test
 docs: install-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The picture of the layers, after a room was added or moved.
+# The picture of the layers, after a package was added or moved.
 map:
 	$(BIN)/python scripts/module_map.py
 

@@ -281,7 +281,7 @@ class Job:
                     self.uploads += 1
                     self.upload()
                     self._take(number, stop)
-            except (UnknownPrefix, Unavailable) as error:  # too late, or the node has no room: it asks again later
+            except (UnknownPrefix, Unavailable) as error:  # too late, or the node has no memory: it asks again later
                 self.waits += 1
                 stop.wait(getattr(error, "retry_after_s", 0.2))
             except FrostlineError as error:

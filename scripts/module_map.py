@@ -19,7 +19,7 @@ HEAD = """# Modules
 Every module in one line: what it decides or does, as the first line of its file says. This page is made with the site.
 The [architecture](architecture.md) says which of them to read first.
 """
-# Rooms whose modules decide: values come in, values go out.
+# Packages whose modules decide: values come in, values go out.
 DECIDERS = {"ordering", "planning", "batching", "tuning"}
 WIDTH, HEIGHT, GAP = 860, 34, 10
 STYLE = """<style>
@@ -39,7 +39,7 @@ def modules():
 
 
 def layers():
-    """The rooms by height, the highest first, as the contract of imports lists them."""
+    """The packages by height, the highest first, as the contract of imports lists them."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -50,10 +50,10 @@ def layers():
 def page():
     left = dict(modules())
     tables = []
-    for room in (room for rooms in layers() for room in rooms):
-        names = [name for name in left if f"{name}.".startswith(f"frostline.{room}.")]
+    for package in (package for packages in layers() for package in packages):
+        names = [name for name in left if f"{name}.".startswith(f"frostline.{package}.")]
         rows = [f"| `{name.removeprefix('frostline.')}` | {left.pop(name)} |" for name in names]
-        tables.append(f"## {room}\n\n| module | what it decides or does |\n| --- | --- |\n" + "\n".join(rows) + "\n")
+        tables.append(f"## {package}\n\n| module | what it decides or does |\n| --- | --- |\n" + "\n".join(rows) + "\n")
     for name in ("frostline", "frostline.__main__"):
         left.pop(name)
     assert not left, f"give these a layer in pyproject.toml: {sorted(left)}"
@@ -62,16 +62,16 @@ def page():
 
 def picture():
     shapes = []
-    for row, rooms in enumerate(layers()):
-        width = (WIDTH - GAP * (len(rooms) - 1)) / len(rooms)
-        for place, room in enumerate(rooms):
+    for row, packages in enumerate(layers()):
+        width = (WIDTH - GAP * (len(packages) - 1)) / len(packages)
+        for place, package in enumerate(packages):
             x, y = place * (width + GAP), row * (HEIGHT + GAP)
-            kind = ' class="pure"' if room in DECIDERS else ""
+            kind = ' class="pure"' if package in DECIDERS else ""
             shapes.append(f'<rect{kind} x="{x:.0f}" y="{y}" width="{width:.0f}" height="{HEIGHT}" rx="5"/>')
-            shapes.append(f'<text x="{x + width / 2:.0f}" y="{y + HEIGHT / 2:.0f}">{room}</text>')
+            shapes.append(f'<text x="{x + width / 2:.0f}" y="{y + HEIGHT / 2:.0f}">{package}</text>')
     height = len(layers()) * (HEIGHT + GAP)
     box = f'xmlns="http://www.w3.org/2000/svg" viewBox="-2 -2 {WIDTH + 4} {height}" role="img"'
-    title = "<title>The rooms of Frostline by height; imports go downward only</title>"
+    title = "<title>The packages of Frostline by height; imports go downward only</title>"
     return "\n".join([f"<svg {box}>", title, STYLE, *shapes, "</svg>", ""])
 
 

@@ -1,6 +1,6 @@
-"""Runs the tests of some rooms beside the types and the import contracts, within a minute, and says what each took.
+"""Runs the tests of some folders beside the types and the import contracts, within a minute, and says what each took.
 
-python scripts/test_fast.py ROOM...    # folders of tests/, as `make test-fast ROOM=node` has it
+python scripts/test_fast.py FOLDER...    # folders of tests/, as `make test-fast FOLDER=node` has it
 """
 
 import os
@@ -18,11 +18,11 @@ FEW_S = 10
 """Tests that take less in one process are not spread over several, which take seconds to start."""
 
 
-def main(rooms):
+def main(names):
     """Run everything; returns the exit status."""
     there = sorted(path.name for path in (ROOT / "tests").iterdir() if any(path.glob("test_*.py")))
-    if not rooms or not set(rooms) <= set(there):
-        print(f"make test-fast ROOM=... takes rooms of tests/: {' '.join(there)}", file=sys.stderr)
+    if not names or not set(names) <= set(there):
+        print(f"make test-fast FOLDER=... takes folders of tests/: {' '.join(there)}", file=sys.stderr)
         return 2
     checks = {
         "types": [BIN / "mypy"],
@@ -30,8 +30,8 @@ def main(rooms):
     }
     with ThreadPoolExecutor(len(checks)) as pool:
         running = {name: pool.submit(ran, command, capture_output=True) for name, command in checks.items()}
-        folders = [f"tests/{room}" for room in rooms]
-        options = spread(rooms, durations(), os.environ.get("WORKERS", "0"))
+        folders = [f"tests/{name}" for name in names]
+        options = spread(names, durations(), os.environ.get("WORKERS", "0"))
         tests = ran([BIN / "python", "-m", "pytest", "--quiet", f"--within={TESTS_S}", *options, *folders])
         done = {"tests": tests} | {name: future.result() for name, future in running.items()}
     for process, _ in done.values():
@@ -58,9 +58,9 @@ def durations():
     return kept()
 
 
-def spread(rooms, known, workers):
-    """Options for as many processes as the tests of rooms are worth, by what they took before."""
-    folders = tuple(f"tests/{room}/" for room in rooms)
+def spread(names, known, workers):
+    """Options for as many processes as the tests of folders are worth, by what they took before."""
+    folders = tuple(f"tests/{name}/" for name in names)
     took = [seconds for name, seconds in known.items() if name.startswith(folders)]
     if took and sum(took) < FEW_S:
         workers = "0"

@@ -11,7 +11,7 @@ from frostline.engines.machine import give_back_freed, keep_freed_memory
 from support.prepared import PLAIN, prepared_starts
 from support.torchvision_cpu import sitecustomize
 
-# What a fixture needs it imports itself: the tests of the pure rooms start in a second, and torch takes three.
+# What a fixture needs it imports itself: the tests of the pure packages start in a second, and torch takes three.
 
 settings.register_profile("here", deadline=None, max_examples=50)
 # A shared machine may stall anywhere: only the tests' own timeout judges time there. The same examples each run.
@@ -39,12 +39,12 @@ LONGEST = (
     "stores",
     "docs",
 )
-"""Rooms that are begun first, so that the processes of a run on several cores end at about the same time."""
+"""Folders that are begun first, so that the processes of a run on several cores end at about the same time."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    places = {room: place for place, room in enumerate(LONGEST)}
+    places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.parent.name, len(places)))
 
 

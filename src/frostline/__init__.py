@@ -53,7 +53,7 @@ __all__ = (
 )
 
 # Importing torch takes seconds and a node or a listing may never need it: each name is imported when it is used.
-_ROOMS = {
+_DEFINED_IN = {
     "Batch": "frostline.loaders",
     "Mixture": "frostline.loaders",
     "BlockShuffle": "frostline.ordering",
@@ -85,12 +85,12 @@ _MODULES = {"errors": "frostline.core.errors", "preprocess": "frostline.preproce
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
-    if name not in _ROOMS:
+    if name not in _DEFINED_IN:
         from frostline.core.hints import hint_for
 
         hint = "" if name.startswith("_") else hint_for(name, __all__, "frostline")
         raise AttributeError(f"module 'frostline' has no attribute {name!r}{hint}")
-    return getattr(importlib.import_module(_ROOMS[name]), name)
+    return getattr(importlib.import_module(_DEFINED_IN[name]), name)
 
 
 def __dir__() -> list[str]:

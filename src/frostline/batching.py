@@ -56,16 +56,16 @@ ROWS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """A bound on the rows of a batch: ``fixed_bytes + rows * bytes_per_row`` may be at most ``room_bytes``."""
+    """A bound on the rows of a batch: ``fixed_bytes + rows * bytes_per_row`` may be at most ``budget_bytes``."""
 
-    room_bytes: int
+    budget_bytes: int
     fixed_bytes: int = 0
     bytes_per_row: int = 0
 
     @property
     def max_rows(self) -> float:
         """The most rows that fit; infinite where a row takes nothing."""
-        free = self.room_bytes - self.fixed_bytes
+        free = self.budget_bytes - self.fixed_bytes
         if free < 0:
             return 0
         return free // self.bytes_per_row if self.bytes_per_row else float("inf")
@@ -207,11 +207,11 @@ class FairMerging:
         tags = {tenant: tag(tenant) for tenant in {request.tenant for request in waiting}}
         lead, *others = sorted(waiting, key=lambda item: (tags[item.tenant], item.number))
         parts = [QueueHead(number=lead.number, rows=lead.rows)]
-        room = 0 if lead.is_apart else lead.run_rows - lead.rows
+        free_rows = 0 if lead.is_apart else lead.run_rows - lead.rows
         for other in others:
-            if room and other.kind == lead.kind and not other.is_apart:
-                parts.append(QueueHead(number=other.number, rows=min(room, other.rows)))
-                room -= parts[-1].rows
+            if free_rows and other.kind == lead.kind and not other.is_apart:
+                parts.append(QueueHead(number=other.number, rows=min(free_rows, other.rows)))
+                free_rows -= parts[-1].rows
         return Turn(parts=tuple(parts), rows=lead.run_rows)
 
 
@@ -225,7 +225,7 @@ class FirstCome:
 
 
 def allot_rows(waiting: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int]:
-    """The rows of each request's batch, by its number; requests that found no room are not named.
+    """The rows of each request's batch, by its number; requests that found no memory are not named.
 
     HAPI's batch adaptation ("Accelerating Transfer Learning with Near-Data Computation on Cloud Object Stores",
     arXiv 2210.08650): with ``M_r`` bytes a row and ``model_r`` for the model of request ``r``, choose ``b_r`` to
@@ -248,12 +248,12 @@ def allot_rows(waiting: Sequence[QueuedRequest], free_bytes: int) -> dict[int, i
 def _solved(asking: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int] | None:
     from scipy.optimize import Bounds, LinearConstraint, milp  # takes a second to import, and few nodes need it
 
-    room = free_bytes - sum(request.model_bytes for request in asking)
+    budget_bytes = free_bytes - sum(request.model_bytes for request in asking)
     nbytes = [request.bytes_per_row * ROWS for request in asking]
-    if sum(nbytes) > room:  # not even the smallest batches fit
+    if sum(nbytes) > budget_bytes:  # not even the smallest batches fit
         return None
-    # In shares of the room, since the solver's tolerances are absolute.
-    takes = np.array(nbytes, np.float64) / max(1, room)
+    # In shares of the budget, since the solver's tolerances are absolute.
+    takes = np.array(nbytes, np.float64) / max(1, budget_bytes)
     maximum = np.array([pad_rows(request.rows) // ROWS for request in asking])
     found = milp(
         -takes,
@@ -263,13 +263,13 @@ def _solved(asking: Sequence[QueuedRequest], free_bytes: int) -> dict[int, int] 
     )
     assert found.x is not None, f"the smallest batches fit, so there is a choice: {found.message}"
     eights = np.clip(np.floor(found.x + 0.5).astype(int), 1, maximum).tolist()
-    return _within(room, asking, eights)
+    return _within(budget_bytes, asking, eights)
 
 
-def _within(room: int, asking: Sequence[QueuedRequest], eights: list[int]) -> dict[int, int]:
+def _within(budget_bytes: int, asking: Sequence[QueuedRequest], eights: list[int]) -> dict[int, int]:
     """The solver's answer held to the byte: it may be beyond the bound by its tolerance."""
     rows = {request.number: ROWS * count for request, count in zip(asking, eights, strict=True)}
-    while (over := sum(request.bytes_per_row * rows[request.number] for request in asking) - room) > 0:
+    while (over := sum(request.bytes_per_row * rows[request.number] for request in asking) - budget_bytes) > 0:
         shrinking = [request for request in asking if rows[request.number] > ROWS]
         nearest = min(shrinking, key=lambda item: abs(item.bytes_per_row * ROWS - over))
         rows[nearest.number] -= ROWS
@@ -298,7 +298,7 @@ class Hapi:
             self._round.popleft()
         if not self._round:
             first = next(iter(present))
-            # One that finds no room even alone runs in the smallest batches: the node has checked that those fit.
+            # One that finds no memory even alone runs in the smallest batches: the node has checked that those fit.
             self._round.extend((allot_rows(list(present.values()), self._free_bytes) or {first: ROWS}).items())
         number, rows = self._round.popleft()
         one = present[number]
@@ -501,7 +501,7 @@ class MemoryBudget:
 
     A reservation is a number. It is granted at once or waits. First come is first served, or by the tenants' shares
     where those are given: next is the tenant that stands lowest once what it has in work has run. Whoever is next
-    is not overtaken until there is room for it, so that a large reservation is not starved by small ones; only one
+    is not overtaken until there is memory for it, so that a large reservation is not starved by small ones; only one
     whose tenant may hold no more lets others go first, and whoever asks for its own part (``kept_part``) waits for
     nobody.
 

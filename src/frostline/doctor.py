@@ -287,7 +287,7 @@ def _cache() -> Iterator[Finding]:
             part="cache folder",
             level=PROBLEM,
             says=f"nothing can be kept in {folder}: {error.strerror}",
-            mend="make room or mend its permissions, or name another folder (XDG_CACHE_HOME)",
+            mend="free space or mend its permissions, or name another folder (XDG_CACHE_HOME)",
         )
         return
     if free < _MIN_CACHE_BYTES:
@@ -295,7 +295,7 @@ def _cache() -> Iterator[Finding]:
             part="cache folder",
             level=WARNING,
             says=f"{in_bytes(free)} are free for {folder}, where features and manifests are kept",
-            mend="make room, or name a folder on another disk (XDG_CACHE_HOME)",
+            mend="free space, or name a folder on another disk (XDG_CACHE_HOME)",
         )
     else:
         yield Finding(part="cache folder", level=FINE, says=f"{in_bytes(free)} are free for {folder}")
@@ -346,7 +346,7 @@ def _temporary() -> Iterator[Finding]:
         return
     if (free := shutil.disk_usage(folder).free) < _MIN_CACHE_BYTES:
         says = f"{in_bytes(free)} are free for temporary files in {folder}"
-        yield Finding(part="temporary files", level=WARNING, says=says, mend="make room, or name another (TMPDIR)")
+        yield Finding(part="temporary files", level=WARNING, says=says, mend="free space, or name another (TMPDIR)")
 
 
 def _variables(check: Callable[[], object]) -> Iterable[Finding]:

@@ -324,7 +324,7 @@ class Parallelism:
     """Climbs while the loop waits and more requests bring more; goes down where fewer bring as much.
 
     By Little's law (Operations Research 9(3), 1961) the requests under way are the rate times the time that each
-    takes. While the link and the store have room, more requests are a higher rate; where one of them has none left,
+    takes. While link and store have capacity left, more requests are a higher rate; where one of them has none left,
     only the time grows. So a number is enough when it is the rate times the *shortest* time, which is what BBR holds
     under way (Cardwell et al., ACM Queue 14(5), 2016), and what is beyond it waits in a queue, which is what Vegas
     counts (Brakmo, O'Malley and Peterson, SIGCOMM 1994). Here the queue only says in which direction it is worth
@@ -491,7 +491,7 @@ class Parallelism:
         if not verdict:
             return self._go_back(trial, rate, period.now_s)
         kept = self._keep(trial, rate, gain)
-        # What was tried is measured already: a link that has room is not kept waiting for another period of the same.
+        # What was tried is measured already: a link with capacity to spare waits for no further period of the same.
         further = self._next_try(period, max_bytes) if trial.is_up and period.stalled >= _LOOP_WAITS else None
         return kept if further is None else replace(further, reason=f"{kept.reason}; {further.reason}")
 
@@ -520,7 +520,7 @@ class Parallelism:
         return Move(requests=trial.requests, reason=words)
 
     def _further(self, trial: _Trial, gain: float) -> tuple[float, ...]:
-        """Where to go on: by a leap where the link has room for all that was added, back by half after one too far."""
+        """Where to go on: by a leap where the link carries all that was added, back by half after one too far."""
         if not trial.is_up:
             return (trial.factor,)
         if gain >= _SCALES * (trial.requests / self._base.requests - 1):
@@ -578,7 +578,7 @@ class Prisma:
     never takes anything back.
 
     A producer is a request under way here, and a slot holds one sample. Since what is under way counts as bytes of
-    the window too, the window has room for the slots and for one request of each producer.
+    the window too, the window has capacity for the slots and for one request of each producer.
 
     Args:
         maximum: bounds that it stays within; the published defaults are the processor's threads and 60 slots.

@@ -19,7 +19,7 @@ from frostline.batching import (
 from frostline.core.errors import OverBudget
 
 BYTES = st.integers(0, 1000)
-LIMITS = st.lists(st.builds(Limit, room_bytes=BYTES, fixed_bytes=BYTES, bytes_per_row=st.integers(0, 50)), max_size=3)
+LIMITS = st.lists(st.builds(Limit, budget_bytes=BYTES, fixed_bytes=BYTES, bytes_per_row=st.integers(0, 50)), max_size=3)
 
 
 @given(LIMITS, st.integers(1, 100), st.integers(1, 8).map(lambda n: 8 * n))
@@ -27,7 +27,7 @@ def test_a_batch_is_the_largest_multiple_of_eight_that_fits(limits, wanted, maxi
     rows = batch_size(limits, wanted=wanted, maximum=maximum)
 
     def fits(count):
-        return all(limit.fixed_bytes + count * limit.bytes_per_row <= limit.room_bytes for limit in limits)
+        return all(limit.fixed_bytes + count * limit.bytes_per_row <= limit.budget_bytes for limit in limits)
 
     assert rows % 8 == 0
     assert rows <= maximum

@@ -1,4 +1,4 @@
-"""The cache on disk: what it finds, how much it takes, and whose features make room."""
+"""The cache on disk: what it finds, how much it takes, and whose features are evicted."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
@@ -97,7 +97,7 @@ def test_evicts_unused_features_and_keeps_those_in_use(tmp_path):
         put(store, range(160), layout=LARGE)
         held = len(checked(store, range(160), layout=LARGE))
         now_s[0] += 59
-        assert put(store, range(20), OTHER, LARGE) < 20  # a little room may be left
+        assert put(store, range(20), OTHER, LARGE) < 20  # a little space may be left
         assert len(checked(store, range(160), layout=LARGE)) == held  # asked for now: stays another minute
         now_s[0] += 59
         before = len(checked(store, range(20), OTHER, LARGE))

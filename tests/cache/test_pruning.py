@@ -1,4 +1,4 @@
-"""What makes room in a shared cache: what nobody used for long, and of that no more than is needed."""
+"""What is evicted from a shared cache: what nobody used for long, and of that no more than is needed."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -366,7 +366,7 @@ def test_forgets_unused_scopes_in_favour_of_others():
         packed, _ = pack_rows(scope, [(stored.key(number), b"value") for number in range(8)])
         known.add(packed, stored.keys(range(8)))
     assert [known.find(scope, stored.keys([0]))[0] is None for scope in scopes] == [True, True, False, False]
-    assert not known.has_room(scopes[3], 13)
+    assert not known.fits(scopes[3], 13)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 12)), max_size=30))

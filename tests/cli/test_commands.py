@@ -102,10 +102,32 @@ def test_help_of_training_has_its_sections_in_their_order(capsys):
     assert re.findall(r"^(\w+):$", out, re.M) == ["Data", "Network", "Node", "Training", "Output"]
 
 
-def test_options_of_other_programs_lead_to_ours(capsys):
-    code, _, err = run(capsys, "train", "--node-url", "http://store-1:7070")
-    assert code == 2
-    assert "Did you mean '--near'?" in err
+OTHERS = {
+    "train --node-url http://store-1:7070": "Did you mean '--near'?",
+    "train --num-workers 4": "No such option '--num-workers'. Reading ahead tunes itself, so leave it out.",
+    "train --output-dir run": "Did you mean '--out'?",
+    "train --num-epochs 3": "Did you mean '--epochs'?",
+    "train --fp16": "Write --accuracy fp16 for the frozen layers, or --bf16 for the head.",
+    "train --pretrained": "--weights random takes none.",
+    "train --gpus 1": "Write --device cuda.",
+    "serve --port 7070": "Write --listen 0.0.0.0:7070.",
+    "predict --checkpoint run": "Did you mean '--run'?",
+    "fit": "No such command 'fit'. Did you mean 'train'?",
+    "evaluate --data photos": "Did you mean 'predict'?",
+    "embed": "Did you mean 'extract'?",
+    "convert photos out": "Did you mean 'ingest'?",
+    "ls photos": "Did you mean 'index'?",
+    "train --data . --until a --model timm/resnet18": "write timm:resnet18 or torchvision:resnet18",
+    "train --data . --until a --model torchvision.models.resnet18": "write timm:resnet18 or torchvision:resnet18",
+}
+
+
+def test_commands_and_options_of_other_programs_lead_to_ours(capsys, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    for line, says in OTHERS.items():
+        code, _, err = run(capsys, *line.split())
+        assert code == 2, line
+        assert says in err, line
 
 
 def test_train_writes_a_network_that_loads_without_frostline_and_a_whole_report(capsys, folder, tmp_path):

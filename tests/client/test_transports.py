@@ -243,7 +243,7 @@ def test_an_answer_that_is_closed_early_frees_everything(way, images):
 
 @pytest.mark.parametrize("way", ["http", "local"], indirect=True)  # a service reads answers whole: see tests/io
 def test_closing_frees_a_thread_that_waits_for_the_next_batch(way, images):
-    # Twelve megabytes for batches: one unread answer of large pixels leaves no room for another.
+    # Twelve megabytes for batches: one unread answer of large pixels leaves no memory for another.
     node, transport = way(memory_bytes=96 << 20, device_batch=8)
     first = transport.features(request(images, 1, side=224))
     assert len(next(first)) > 0

@@ -1,4 +1,4 @@
-"""A real control plane: it checks what strangers say, survives a kill, and lets each tenant see its own."""
+"""A real control plane: it checks what untrusted clients say, survives a kill, and lets each tenant see its own."""
 
 import hashlib
 import json

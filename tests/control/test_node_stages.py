@@ -46,9 +46,9 @@ def test_each_tenant_is_a_job_and_they_divide_the_device_and_the_memory_by_weigh
         shares = {record.report.job: record.report.in_force for record in state.records}
         assert {record.report.kind for record in state.records} == {"node"}
         assert [shares[name].memory_bytes for name in ("ann", "bob")] == pytest.approx([6e6, 2e6])
-        room = node.statistics().memory["work"].total_bytes
+        pool_bytes = node.statistics().memory["work"].total_bytes
         accounts = {name: node.identify(token_of(name)) for name in ("ann", "bob")}
-        assert accounts["bob"].claim(0.0, room).max_bytes == pytest.approx(2e6)
+        assert accounts["bob"].claim(0.0, pool_bytes).max_bytes == pytest.approx(2e6)
         compute(node, images, accounts["ann"])
         reporter.report()
         used = {record.report.job: record.report.used for record in state.records}

@@ -50,7 +50,7 @@ SMALL = 16 << 20
 
 
 class Disk:
-    """A file system of its own, on which there is room or none."""
+    """A file system of its own, on which there is space or none."""
 
     def __init__(self, path):
         self.path = path
@@ -104,7 +104,7 @@ def keeps_profiles(folder, images):
 
 
 def keeps_features(folder, images):
-    store = FeatureStore.where_room(folder, SMALL)
+    store = FeatureStore.try_open(folder, SMALL)
     if store is None:
         return False
     with store:

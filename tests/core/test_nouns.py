@@ -1,4 +1,4 @@
-"""The nouns that all rooms share: dtypes by name, numbers that are none, texts, masks, and names of data sets."""
+"""The nouns that all packages share: dtypes by name, numbers that are none, texts, masks, and names of data sets."""
 
 import numpy as np
 import pytest

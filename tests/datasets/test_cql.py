@@ -317,7 +317,7 @@ def url_of_into_cql(server, table="put"):
     return f"cql://{USER}@{server.place}/{KEYSPACE}/{table}?protocol=3"
 
 
-def rows(session, table="put", what="id, name, writetime(data), frostline_seal"):
+def rows(session, table="put", what="id, name, writetime(data), frostline_digest"):
     return list(session.execute(f"SELECT {what} FROM {KEYSPACE}.{table}"))
 
 
@@ -342,7 +342,7 @@ def test_a_run_that_was_killed_is_taken_up_and_puts_only_what_is_missing(
     verb += ["ingest", str(many), url_of_into_cql(server_of_into_cql), "--format", "cql", "--json"]
     with subprocess.Popen(verb, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         before = until(
-            lambda: sealed if len(sealed := seals(session_of_into_cql)) >= 20 else process.poll() is not None
+            lambda: marked if len(marked := digests(session_of_into_cql)) >= 20 else process.poll() is not None
         )
         process.send_signal(signal.SIGKILL)
         assert before is not True, process.communicate()[1]
@@ -359,7 +359,7 @@ def test_a_run_that_was_killed_is_taken_up_and_puts_only_what_is_missing(
     assert contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) == contents(source)
 
 
-def seals(session):
+def digests(session):
     """When the data of rows was written that were read back."""
     try:
         return {row.id: row[2] for row in rows(session) if row[3]}
@@ -403,7 +403,7 @@ def test_puts_changed_samples_again_in_their_place(server_of_into_cql, session_o
     assert contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) == contents(source)
 
 
-def test_rows_that_rotted_behind_their_seals_are_put_again_when_all_is_verified(
+def test_rows_that_rotted_behind_their_digests_are_put_again_when_all_is_verified(
     server_of_into_cql, session_of_into_cql, few, tmp_path
 ):
     source = fl.Dataset(few, cache=tmp_path)
@@ -412,7 +412,7 @@ def test_rows_that_rotted_behind_their_seals_are_put_again_when_all_is_verified(
         decay(session_of_into_cql, "put", name)
     before = {row.name: row[2] for row in rows(session_of_into_cql)}
     assert put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet).made == 0, (
-        "a seal does not tell of it"
+        "a digest does not tell of it"
     )
     assert contents(fl.Dataset(url_of_into_cql(server_of_into_cql), cache=tmp_path)) != contents(source)
     done = put_into_table(source, url_of_into_cql(server_of_into_cql), verify=True, on_event=quiet)
@@ -592,7 +592,7 @@ def test_columns_that_a_user_may_not_add_are_named_and_the_rest_is_put(
     happened = []
     source = fl.Dataset(few, cache=tmp_path).with_columns({"patient": ["p"] * 6})
     place = url_of_into_cql(server_of_into_cql, "lent").replace(USER, "writer", 1)
-    for _ in range(2):  # without a column for seals, all is put again, and nothing twice
+    for _ in range(2):  # without a column for digests, all is put again, and nothing twice
         assert put_into_table(source, place, on_event=happened.append).made == 6
         assert len(rows(session_of_into_cql, "lent", "id")) == 6
     assert happened[0] == ColumnsDropped(url=source.url, columns=("patient",))
@@ -611,7 +611,7 @@ def test_a_column_with_other_values_is_refused_before_anything_is_put(
         put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet)
 
 
-def test_a_table_that_was_made_elsewhere_gets_a_column_for_seals(
+def test_a_table_that_was_made_elsewhere_gets_a_column_for_digests(
     server_of_into_cql, session_of_into_cql, few, tmp_path
 ):
     session_of_into_cql.execute(
@@ -694,4 +694,4 @@ def test_notices_bytes_that_differ_from_those_put(server_of_into_cql, session_of
     session_of_into_cql.execute(f"DELETE FROM {KEYSPACE}.put USING TIMESTAMP {ahead} WHERE id = %s", (key,))
     with pytest.raises(DataError, match=r"noise/001\.jpg came back from cql://"):
         put_into_table(source, url_of_into_cql(server_of_into_cql), on_event=quiet)
-    assert key not in seals(session_of_into_cql)
+    assert key not in digests(session_of_into_cql)

@@ -335,7 +335,7 @@ def test_a_list_beside_a_folder_of_images_says_their_labels(store, folder, writt
     left = {(one.reason, one.names) for one in data.manifest.left_out}
     assert left == {
         ("of labels.csv that name no image here", (written.format(7),)),
-        ("that the format folders has no place for", ("sample_submission.csv",)),
+        ("that the format folders does not use", ("sample_submission.csv",)),
     }
     assert data.manifest.reading == "objects"
     store.write("labels.csv", "\n".join(["image_id,label", f"{written.format(0)},owl"]).encode())

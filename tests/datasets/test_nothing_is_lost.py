@@ -101,13 +101,13 @@ def test_what_lies_beside_samples_is_named_unless_it_belongs_to_them(store):
     store.write("a.tar", tar_of([("1.jpg", IMAGE), ("2.xcf", IMAGE), ("2.cls", b"3"), ("__meta__", b""), (".x", b"")]))
     put(store, "odd.jpg", "b.bin")
     assert said(Dataset(store.url, format="webdataset")) == [
-        ("object", "that the format webdataset has no place for", 1, ("odd.jpg",)),
+        ("object", "that the format webdataset does not use", 1, ("odd.jpg",)),
         ("object", "with the suffix .bin, which is not read", 1, ("b.bin",)),
         ("key", "with neither an image nor a sound, but .cls, .xcf", 1, ("a.tar/2",)),
         ("key", "with a hidden name", 2, ("a.tar/.x", "a.tar/__meta__")),
     ]
     assert said(Dataset(store.url, format="folders"))[0][1:] == (
-        "that the format folders has no place for, and --format webdataset reads", 1, ("a.tar",)
+        "that the format folders does not use, and --format webdataset reads", 1, ("a.tar",)
     )  # fmt: skip
     store.write("a.tar", tar_of([("1.jpg", IMAGE)]))
     assert [what for what, *_ in said(Dataset(store.url, format="webdataset"))] == ["object"] * 2
@@ -116,7 +116,7 @@ def test_what_lies_beside_samples_is_named_unless_it_belongs_to_them(store):
 def test_images_that_no_list_names_are_left_out_and_the_lists_are_not(store):
     put(store, "a b.jpg", "c%20.jpg", "d.jpg")
     store.write("labels.csv", b"file_name,label\na b.jpg,x\nc%20.jpg,y\n")
-    assert said(Dataset(store.url)) == [("object", "that the format urls has no place for", 1, ("d.jpg",))]
+    assert said(Dataset(store.url)) == [("object", "that the format urls does not use", 1, ("d.jpg",))]
 
 
 def test_rows_without_a_sample_and_columns_without_a_place_are_named(store):

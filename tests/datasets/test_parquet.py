@@ -419,7 +419,7 @@ def test_rows_that_say_paths_and_rows_that_hold_images_are_samples_of_one_column
         ("row", "without a sample"): (1, (f"x.{format}/2",)),
         ("row", "with the path of an image that is not here"): (3, tuple(f"x.{format}/{row}" for row in (3, 6, 8))),
         ("row", "with the path of several images"): (1, (f"x.{format}/7",)),
-        ("object", f"that the format {format} has no place for"): (
+        ("object", f"that the format {format} does not use"): (
             3,
             ("images/d.jpg", "images/e.jpg", "others/d.jpg"),
         ),

@@ -228,7 +228,7 @@ def test_refuses_two_at_once_and_clears_up_after_a_killed_one(images, tmp_path):
 def test_other_data_or_other_steps_do_not_mix(images, tmp_path):
     source = fl.Dataset(images)
     made_ready(source, tmp_path / "one", imagenet(32))
-    with pytest.raises(SettingError, match="choose another place"):
+    with pytest.raises(SettingError, match="choose another destination"):
         made_ready(source, tmp_path / "one", imagenet(40))
     with pytest.raises(SettingError, match="is not empty"):
         made_ready(source, images, imagenet(32))

@@ -225,7 +225,9 @@ def test_the_command_says_which_columns_stay_behind(images, tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
         main(["ingest", str(tmp_path / "shards"), str(tmp_path / "copy"), "--format", "original", "--json"])
     said = "".join(capsys.readouterr().err.split())  # a line is folded within words that are longer than it
-    assert "".join(f"no place for these columns, which stay with {shards.url}: frostline_source".split()) in said
+    assert (
+        "".join(f"the copy cannot hold these columns, which stay with {shards.url}: frostline_source".split()) in said
+    )
 
 
 def test_the_command_copies_the_format_that_is_named_where_several_lie_together(images, tmp_path, capsys):

@@ -103,7 +103,7 @@ def test_few_open_files(tmp_path, monkeypatch):
 def test_an_almost_full_disk(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 5 << 20})())
     (finding,) = not_fine(tmp_path)
-    assert "make room" in finding.mend
+    assert "free space" in finding.mend
 
 
 @pytest.mark.parametrize(

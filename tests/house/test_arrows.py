@@ -27,12 +27,12 @@ def trees():
 
 @pytest.fixture(scope="module")
 def heights():
-    """How high each room stands, by the contract of imports: 0 is the lowest."""
+    """How high each package stands, by the contract of imports: 0 is the lowest."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     contracts = tomllib.loads(text)["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["id"] == "layers")
-    rooms = [line.replace("|", " ").replace(":", " ").split() for line in layers]
-    return {room: height for height, row in enumerate(reversed(rooms)) for room in row}
+    packages = [line.replace("|", " ").replace(":", " ").split() for line in layers]
+    return {package: height for height, row in enumerate(reversed(packages)) for package in row}
 
 
 def texts_that_name_modules(trees):
@@ -45,7 +45,7 @@ def texts_that_name_modules(trees):
                 yield name, node.value
 
 
-def test_what_a_text_names_lies_below_or_in_the_same_room(heights, trees):
+def test_what_a_text_names_lies_below_or_in_the_same_package(heights, trees):
     def height(name):
         return heights[name.split(".")[1]]
 

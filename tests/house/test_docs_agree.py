@@ -44,6 +44,23 @@ def test_what_the_architecture_names_is_there():
         assert is_there(f"frostline.{name}"), f"docs/architecture.md names {name}"
 
 
+@pytest.mark.parametrize(
+    ("section", "module", "message"),
+    [
+        ("## Ask for features", "messages", "FeatureRequest"),
+        ("`POST /v1/profiles` takes the same", "messages", "ProfileRequest"),
+        ("## Listings", "listings", "ListingRequest"),
+    ],
+)
+def test_the_page_of_the_http_api_names_all_fields_of_a_request(section, module, message):
+    page = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    table = page.partition(f"\n{section}")[2].partition("| field | meaning |\n")[2].partition("\n\n")[0]
+    tree = ast.parse((ROOT / "src" / "frostline" / "wire" / f"{module}.py").read_text(encoding="utf-8"))
+    body = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == message).body
+    fields = {ast.unparse(node.target) for node in body if isinstance(node, ast.AnnAssign)}
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == fields - {"features"}
+
+
 def is_there(name):
     """Whether a dotted name is a module, or a class, function or constant of one; nothing is imported."""
     *folders, last = name.split(".")
@@ -150,7 +167,7 @@ def test_every_module_that_claims_to_decide_is_held_to_it(docstrings):
         name = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
         claims = first.partition("\n\n")[0]
         if claims.startswith(("Decide ", "Decides ")) or re.search(r": decides |\bPure[.:]", claims):
-            assert any(f"{name}.".startswith(f"{room}.") for room in pure), f"add {name} to a contract of purity"
+            assert any(f"{name}.".startswith(f"{package}.") for package in pure), f"add {name} to a contract of purity"
 
 
 def test_each_trouble_names_tests_that_there_are():

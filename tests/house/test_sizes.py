@@ -1,4 +1,4 @@
-"""What a reader can hold in mind: few modules of a fair size, folders that are rooms, classes of a bounded face."""
+"""What a reader can hold in mind: few modules of a fair size, folders that are packages, classes of a bounded face."""
 
 import ast
 import statistics
@@ -25,7 +25,7 @@ def lines():
 
 
 def test_there_are_at_most_300_modules_of_a_median_of_at_least_200_lines(lines):
-    assert 100 < len(lines) <= MAX_MODULES, "look for room in what is there before a module is added"
+    assert 100 < len(lines) <= MAX_MODULES, "see whether a module that is there can take it before a module is added"
     assert statistics.median(lines.values()) >= MIN_MEDIAN_LINES
 
 
@@ -56,8 +56,8 @@ def test_no_class_has_more_than_25_public_methods():
     assert {name: count for name, count in found.items() if count > MAX_PUBLIC_METHODS} == {}
 
 
-def test_a_room_of_tests_has_at_most_20_files():
+def test_a_folder_of_tests_has_at_most_20_files():
     tests = Path(__file__).resolve().parents[1]
     found = Counter(path.parent.relative_to(tests).as_posix() for path in tests.rglob("test_*.py"))
     assert found["jobs"] > 5, "tests are found at all"
-    assert {room: count for room, count in found.items() if count > MAX_MODULES_IN_FOLDER} == {}
+    assert {package: count for package, count in found.items() if count > MAX_MODULES_IN_FOLDER} == {}

@@ -82,7 +82,7 @@ def test_what_is_not_known_is_not_begun_after_the_time(folder):
     assert "the time of `make test-fast` was up" in said
 
 
-def test_rooms_whose_tests_took_little_run_in_one_process():
+def test_folders_whose_tests_took_little_run_in_one_process():
     fast = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "test_fast.py"))
     known = {"README.md::line:1": 50.0, "tests/node/a.py::test": 50.0, "tests/wire/a.py::test": 1.0}
-    assert [fast["spread"]([room], known, "3")[1] for room in ("node", "wire", "new")] == ["3", "0", "3"]
+    assert [fast["spread"]([name], known, "3")[1] for name in ("node", "wire", "new")] == ["3", "0", "3"]

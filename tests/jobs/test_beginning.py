@@ -560,9 +560,9 @@ def test_ends_the_job_with_one_sentence_where_the_node_stays_full(retry_after_s,
     events, time = [], Time()
 
     def ask():
-        raise Overloaded("no room", retry_after_s=retry_after_s)
+        raise Overloaded("no memory", retry_after_s=retry_after_s)
 
-    with pytest.raises(NodeUnreachable, match=r"was full at .* no room; .* raise retry_for_s"):
+    with pytest.raises(NodeUnreachable, match=r"was full at .* no memory; .* raise retry_for_s"):
         asking(events, time)(ask)
     assert len(events) == waits
 
@@ -693,7 +693,7 @@ class Asked:
         before_upload()
         return self.unsent
 
-    def no_room(self, _):
+    def lacking_memory(self, _):
         assert self.may_answer.wait(60)
         if isinstance(self.answer, Exception):
             raise self.answer

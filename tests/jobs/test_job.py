@@ -142,7 +142,7 @@ def test_a_node_that_is_killed_and_comes_back_without_its_prefix_costs_no_sample
     model = frozen()
     twin = copy.deepcopy(model)
     events = []
-    # Room for one request at a time, so that most are still to be made when the node dies.
+    # Memory for one request at a time, so that most are still to be made when the node dies.
     settings = LoaderSettings(samples_per_request=8, requests_in_flight=2, window_bytes=60_000, device_batch=8)
     node = NodeSettings(memory_bytes=1 << 28, device_batch=8)
     with start_node((str(folder),), node) as process:
@@ -231,7 +231,7 @@ def test_leaves_nothing_to_a_trainer_without_memory_for_it(folder, node):
 
 
 class Wide(torch.nn.Module):
-    """Weights of 34 MB on 32 x 32 pixels, which a node of 64 MiB has no room for."""
+    """Weights of 34 MB on 32 x 32 pixels, which a node of 64 MiB has no memory for."""
 
     def __init__(self):
         super().__init__()

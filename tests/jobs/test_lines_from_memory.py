@@ -126,14 +126,14 @@ def test_a_data_set_with_targets_unpacks_to_them(photos, quick):
     assert batch_targets.tolist() == [target] * 4 == [0] * 4
 
 
-def test_a_place_of_a_data_set_gives_a_sample_and_its_label(photos):
+def test_an_index_of_a_data_set_gives_a_sample_and_its_label(photos):
     data = fl.Dataset(photos)
     image, label = data[0]
     assert (image.shape, image.dtype, label) == ((3, 224, 224), np.float32, 0)
     assert data[-1][1] == data[np.int64(11)][1] == 2
     first = next(iter(fl.loader(photos, batch_size=1)))
     assert np.array_equal(first.images[0].numpy(), image), "as a loader gives it"
-    with pytest.raises(IndexError, match="12 samples, and none at place 12"):
+    with pytest.raises(IndexError, match=r"index 12 is out of range: .* has 12 samples"):
         data[12]
 
 
@@ -337,7 +337,7 @@ def test_what_are_no_rows_is_refused(photos, rows):
 
 @pytest.mark.parametrize("rows", [[12], [0, -13], np.array([1 << 40])])
 def test_rows_that_there_are_not_are_refused_at_once(photos, rows):
-    with pytest.raises(IndexError, match="12 samples, and none at place"):
+    with pytest.raises(IndexError, match=r"out of range: .* has 12 samples"):
         fl.Dataset(photos).select(rows)
 
 
@@ -423,9 +423,19 @@ def test_the_trainer_of_transformers_takes_a_data_set(photos, tmp_path):
     assert hf.Trainer(model, args, train_dataset=data, data_collator=collate).train().global_step == 2
 
 
+def test_parts_of_a_data_set_are_added_as_pytorchs_are(photos):
+    data = fl.Dataset(photos)
+    assert (data[:2] + data[10:]).targets.tolist() == [0, 0, 2, 2]
+
+
+def test_a_path_may_begin_at_the_users_home(photos, monkeypatch):
+    monkeypatch.setenv("HOME", str(photos.parent))
+    assert len(fl.Dataset(f"~/{photos.name}")) == len(fl.Dataset(photos)) == 12
+
+
 def test_rows_are_taken_by_lists_and_arrays_of_their_numbers(photos):
     data = fl.Dataset(photos)
-    for rows in ([2, 0], np.array([2, 0])):
+    for rows in ([2, 0], np.array([2, 0]), torch.tensor([2, 0])):
         assert list(data[rows].names) == [data.names[2], data.names[0]]
 
 
@@ -443,6 +453,15 @@ ATTRIBUTES = {
     "imgs": r"write zip\(data.names, data.targets\)",
     "skip": r"write data\[100:\]",
     "batch": r"write loader\(data, batch_size=32, shuffle=True\)",
+    "loader": r"write loader\(data, batch_size=32, shuffle=True\)",
+    "dataloaders": r"write loader\(data, batch_size=32, shuffle=True\)",
+    "sample": r"write data.shuffle\(seed=0\).take\(5\)",
+    "value_counts": r"write numpy.bincount\(data.targets\)",
+    "interleave": r"write data=Mixture\(parts=",
+    "union": "did you mean concatenate",
+    "ids": "write data.samples.ids",
+    "repeat": r"epochs\(range\(10\)\)",
+    "limit": r"write data.take\(100\)",
     "clases": "did you mean classes",
 }
 
@@ -461,6 +480,9 @@ LINES = {
         "shutdown": "did you mean close",
         "stats": "did you mean statistics",
         "summary": "did you mean explain",
+        "batch_size": r"write job.loader\(batch_size=32, shuffle=True\)",
+        "to": r"write model.to\(device\)",
+        "forward": r"write job.head\(batch.features\)",
     },
     "loader": {
         "take": r"write itertools.islice\(loader, 10\)",
@@ -470,6 +492,10 @@ LINES = {
         "cuda": r"write batch = batch.to\(device\)",
         "drop_last": "drop_last=True",
         "as_numpy_iterator": r"job.arrays\(32\)",
+        "one_batch": r"write batch = next\(iter\(loader\)\)",
+        "vocab": "write data.classes",
+        "n": r"write len\(loader\)",
+        "train": r"write model.train\(\)",
         "iter_torch_batches": r"write loader\(data, batch_size=32",
     },
     "batch": {
@@ -479,6 +505,7 @@ LINES = {
         "numpy": r"job.arrays\(32\)",
         "embeddings": "did you mean features",
         "paths": "write data.names",
+        "cpu": r'write batch.to\("cpu"\)',
     },
     "frostline": {
         "fit": "or run frostline train",
@@ -490,8 +517,18 @@ LINES = {
         "create_model": r"write timm.create_model\(",
         "unfreeze": r"write layer.requires_grad_\(True\), and job.refreeze",
         "connect": r"write offload\(model",
+        "serve": "run frostline serve --data-root",
+        "predict": "run frostline predict --run RUN",
+        "seed_everything": "write seed=0 of a loader",
+        "plan": "run frostline plan --data photos",
+        "embeddings": "run frostline extract --data photos",
+        "FrostlineError": "write frostline.errors.FrostlineError",
     },
-    "preprocess": {"clip": r"write preprocess.from_transform\(", "imagnet": "did you mean imagenet"},
+    "preprocess": {
+        "clip": r"write preprocess.from_transform\(",
+        "Grayscale": r"preprocess.from_transform\(",
+        "imagnet": "did you mean imagenet",
+    },
     "Dataset": {
         "from_folder": r'write Dataset\("photos"\)',
         "from_pandas": r"write table.to_parquet\(",
@@ -531,6 +568,69 @@ CALLS = {
     "fl.loader(photos, batch_size=4, class_weights=[1])": "did you mean weights",
     "fl.loader(photos, batch_size=4, token='x')": r"write settings=LoaderSettings\(token=...\)",
     "fl.loader(photos, batch_size=4, cache_dir='x')": r"write settings=LoaderSettings\(cache_folder=...\)",
+    "fl.loader(photos, batch_size=4, shuffle_buffer_size=1000)": r"shuffle=BlockShuffle\(samples=16\)",
+    "fl.loader(photos, batch_size=4, shuffle_seed=9)": "did you mean seed",
+    "fl.loader(photos, batch_size=4, batch_tfms=[])": "write augment=function",
+    "fl.loader(photos, batch_size=4, item_tfms=[])": r"write transform=v2.Compose\(\[...\]\)",
+    "fl.loader(photos, batch_size=4, mixup=0.2)": r"augment=FeatureMixup\(alpha=0.2\)",
+    "fl.loader(photos, batch_size=4, handler=print)": r"LoaderSettings\(max_skipped_fraction=0.01\)",
+    "fl.loader(photos, batch_size=4, epochs=10)": r"loader\(...\).epochs\(range\(10\)\)",
+    "fl.loader(photos, batch_size=4, predownload=100)": r"LoaderSettings\(window_bytes=1 << 28\)",
+    "fl.loader(photos, batch_size=4, max_samples=100)": r"write data.take\(100\)",
+    "fl.loader(photos, batch_size=4, dtype=torch.float16)": "in the loop",
+    "fl.loader(photos, batch_size=4, transform=[SCALED])": r"not list: write torchvision.transforms.v2.Compose\(\[",
+    "fl.loader(photos, batch_size=4, transform={'train': SCALED})": "not dict: give one of them to each loader",
+    "fl.loader(photos, batch_size=4, weights='balanced')": r"not 'balanced': write weights={name: 1 / n for name, n",
+    "fl.loader(photos, batch_size=4, augment=True)": r"augment takes a function of a batch and its view, .* not True",
+    "fl.loader(photos, batch_size=4, augment=v2.RandomHorizontalFlip())": "images are augmented by transform=",
+    "fl.loader(photos, batch_size=4, augment=lambda batch: batch)": r"write def augment\(batch, view\)",
+    "fl.loader(photos, batch_size=4, preprocess=fl.preprocess.imagenet)": r"write imagenet\(224\)",
+    "fl.Dataset('gcs://bucket/photos')": "not gcs://: write gs://",
+    "fl.Dataset(photos, format='csv')": "did you mean urls",
+    "data.split(0.8, 0.2)": "seed takes a whole number, not 0.2",
+    "data.split(test_size=0.2)": r"write data.split\(0.2\), the share to hold out",
+    "fl.BlockShuffle(1000)": r"write BlockShuffle\(samples=16, mixed=64\)",
+    "fl.BlockShuffle(block_size=1000)": "write samples=16",
+    "fl.FeatureNoise(std=0.1)": "write share=0.1",
+    "fl.FeatureMixup(0.2)": r"write FeatureMixup\(alpha=0.2\)",
+    "fl.TenantSettings(name='ann', priority=2)": "write weight=2.0",
+    "fl.preprocess.audio(1.0, sr=16_000)": "write sample_rate=16_000",
+    "fl.offload(model, data, on_event=True)": "on_event takes a function of an event, such as print, not True",
+    "fl.loader(photos, batch_size=-4)": "batch_size must be at least",
+    "fl.Dataset(photos, shuffle=True)": r"write loader\(data, batch_size=32, shuffle=True\)",
+    "fl.Dataset(remote='s3://bucket/photos', local='/tmp/p')": "data is read where it lies",
+    "fl.Dataset('s3://bucket/train-{000000..000099}.tar')": "give their folder, s3://bucket, and all of them",
+    "fl.Dataset('https://host/train-{000000..000099}.tar')": "give a file of their URLs",
+    "fl.Dataset(str(photos) + '/{a,b}').names": "name a folder without wildcards",
+    "fl.LoaderSettings(cache='10GB')": "write cache_bytes=1 << 30 for memory, and cache_folder=",
+    "fl.LoaderSettings(timeout=3)": "write deadline_s=120",
+    "fl.NodeSettings(port=7070)": "write frostline serve --listen 0.0.0.0:7070",
+    "fl.Recipe(epochs=3, lr=1e-3)": "did you mean learning_rate",
+    "fl.Recipe(loss='bce')": "write frostline train --loss",
+    "fl.Ranks(0, 2)": r"write Ranks\(rank=0, world_size=2\)",
+    "fl.Mixture([data, data])": r"write Mixture\(parts=\[cats, dogs\], ratios=\[3, 1\]\)",
+    "fl.preprocess.imagenet(224, train=True)": "write augment=True",
+    "fl.offload(model, data, optimizer=None)": "the loop is yours",
+    "fl.offload(model, data, val_data=data)": r"write job.loader\(batch_size=32, data=held_out\)",
+    "fl.offload(model, data, timeout=3)": r"write settings=LoaderSettings\(deadline_s=120",
+    "fl.offload(model, data, near=('localhost', 7070))": r"near takes a node's address, .* not \('localhost', 7070\)",
+    "fl.offload(model, data, preprocess=224)": r"not 224: write frostline.preprocess.imagenet\(224\)",
+    "fl.offload(model, data, accuracy=torch.float16)": "not torch.float16: write accuracy='fp16'",
+    "fl.offload(model, data, epochs='3')": "epochs takes a whole number, not '3'",
+    "fl.offload(model, data, epochs=0)": "epochs must be at least 1, not 0",
+    "fl.offload(model, data, cut='stem')": "cut takes a whole number or None, not 'stem'",
+    "fl.freeze(model, until='stem', input_shape=32)": r"the shape of one sample, not 32: write \(3, 224, 224\)",
+    "fl.freeze(model, until='stem', input_shape=torch.zeros(1, 3, 32, 32))": r"not Tensor: write \(3, 32, 32\)",
+    "fl.freeze(model, until='stem', input_shape=(1, 3, 32, 32))": r"without the batch: write input_shape=\(3, 32, 32\)",
+    "fl.freeze('timm:resnet18', until='layer4')": r"write timm.create_model\('resnet18'",
+    "data.shuffle(buffer_size=100)": r"^Dataset.shuffle\(\) .* leave buffer_size out",
+    "data.train_test_split(0.2, shuffle=False)": r"data\[:80\] and data\[80:\] divide in order",
+    "data['train', 'test']": "indexed by a number, a slice, a list of numbers or the name of a split, not tuple",
+    "data[1.5]": "indexed by a number, a slice, a list of numbers or the name of a split, not 1.5",
+    "iter(job)": r"write for x, y in job.loader\(batch_size=32",
+    "job.loader(4, split='train')": r"write data=job.data\[\"train\"\]",
+    "job.train(epochs=3)": r"write job.train\(Recipe\(epochs=3",
+    "next(iter(job.loader(4))).to(dtype=torch.float16)": r"write x = batch.features.to\(dtype=...\)",
     "fl.loader(photos, batch_size=4, multiprocessing=True)": "'multiprocessing'$",
     "fl.loader(photos)": r"missing a required argument: 'batch_size'; write loader\(\"photos\", batch_size=32",
     "fl.loader([photos], batch_size=4)": "not list: write their paths into list.csv",

@@ -274,7 +274,7 @@ class EndsBetween(SimpleQueue):
             raise
 
 
-@pytest.mark.parametrize("failure", [None, OverBudget("no room")])
+@pytest.mark.parametrize("failure", [None, OverBudget("no memory")])
 def test_what_is_lost_as_a_pass_ends_is_told_before_its_end(failure):
     lost, told = SampleSkipped(id=3, object="3", reason="truncated"), []
     happened = EndsBetween()

@@ -122,7 +122,7 @@ def test_ranks_share_the_order_and_each_sample_comes_once(shards):
     assert found[1] == [id for step in range(0, SAMPLES, 15) for id in expected(shards)[step : step + 15][1::3]]
 
 
-def test_with_slack_each_sample_comes_once(shards):
+def test_reordered_each_sample_comes_once(shards):
     settings = LoaderSettings(samples_per_request=8, cache_bytes=0, max_reorder=None)
     with job_of(shards, settings) as job:
         assert sorted(ids_of(job.loader(20, shuffle=BLOCKS))) == sorted(expected(shards))

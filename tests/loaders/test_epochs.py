@@ -55,7 +55,7 @@ def test_epochs_in_a_run_have_the_batches_of_epochs_apart(folder, settings, worl
 
 
 @pytest.mark.parametrize("max_reorder", [5, None])
-def test_with_slack_each_sample_comes_once_an_epoch_and_none_before_its_epoch(folder, max_reorder):
+def test_reordered_each_sample_comes_once_an_epoch_and_none_before_its_epoch(folder, max_reorder):
     settings = LoaderSettings(samples_per_request=4, requests_in_flight=4, cache_bytes=0, max_reorder=max_reorder)
     with job_for(folder, settings) as job:
         everything = sorted(fl.Dataset(folder).samples.ids.tolist())

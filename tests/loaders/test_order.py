@@ -331,7 +331,7 @@ def test_refuses_a_mixture_of_other_data_or_by_weights(job, folder, tmp_path):
         job.loader(4, data=fl.Mixture(parts=[other], ratios=[1]))
     with pytest.raises(SettingError, match="at least one part"):
         job.loader(4, data=fl.Mixture(parts=[], ratios=[]))
-    with pytest.raises(SettingError, match="a blend has ratios"):
+    with pytest.raises(SettingError, match="a mixture has ratios"):
         job.loader(4, data=blend_of(folder), weights=[1.0] * 30)
 
 

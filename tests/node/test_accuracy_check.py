@@ -17,7 +17,7 @@ NETWORK = small_network()
 DIGEST, _ = artifact_of(NETWORK)
 pytestmark = pytest.mark.timeout(400)  # trials are processes, which a busy machine takes long to start
 TERMS = TrialPolicy(device="cpu", rows=(8,), threads=(1,), keeps_freed=False, max_bytes=1 << 30)
-ROOM = EngineMemory(weights_bytes=1 << 30, run_bytes=1 << 30)
+MEMORY = EngineMemory(weights_bytes=1 << 30, run_bytes=1 << 30)
 LONGEST_S = 180.0  # of trials
 LAST = NETWORK.cuts[-1].number
 REFERENCE_RUN = Reference(NETWORK.prefix)
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 def chosen(folder, pixels, accuracy, longest_s=LONGEST_S):
-    with closing(Trials(folder, TERMS, ROOM, longest_s=longest_s, engines=(HALF,))) as trials:
+    with closing(Trials(folder, TERMS, MEMORY, longest_s=longest_s, engines=(HALF,))) as trials:
         return trials.choose(DIGEST, NETWORK.prefix, pixels, accuracy, REFERENCE_RUN)
 
 
@@ -85,7 +85,7 @@ def test_checks_a_named_engine_on_the_jobs_own_samples(folder, errors):
     def named(pixels, accuracy):
         return trials.prepare(DIGEST, NETWORK.prefix, pixels, HALF, LAST, REFERENCE_RUN, accuracy=accuracy)
 
-    with closing(Trials(folder, TERMS, ROOM, longest_s=1e-9, engines=(HALF,))) as trials:
+    with closing(Trials(folder, TERMS, MEMORY, longest_s=1e-9, engines=(HALF,))) as trials:
         found = [named(pixels, 1.0).error for pixels in (ONE, OTHER)]
         assert found[0] != found[1]
         assert [named(pixels, found[0]).why_not is None for pixels in (ONE, OTHER)] == [True, found[1] <= found[0]]
@@ -108,7 +108,7 @@ def test_an_error_on_unprocessed_pixels_belongs_to_the_pixels_and_their_levels(f
         == 4
     )
     engine = identity(HALF, "bf16", light, levels)
-    with closing(Trials(folder, TERMS, ROOM, longest_s=LONGEST_S, engines=(HALF,))) as trials:
+    with closing(Trials(folder, TERMS, MEMORY, longest_s=LONGEST_S, engines=(HALF,))) as trials:
         found = [
             trials.prepare(DIGEST, NETWORK.prefix, pixels, engine, LAST, REFERENCE_RUN, levels=levels, accuracy=1.0)
             for pixels in (light, dark)

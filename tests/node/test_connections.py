@@ -1,6 +1,6 @@
 """Connections to a node: limits of time and number, and links that are thin or break.
 
-Connections of strangers: unfinished heads, many of them, and which connections are closed.
+Connections of untrusted clients: unfinished heads, many of them, and which connections are closed.
 
 Symbolic links in a data root lead out of it only where the operator of the node allows it.
 """
@@ -252,7 +252,7 @@ def test_many_unfinished_heads_do_not_shut_out_others(images, caplog):
         with transport_of("ann", url) as ann:
             assert len(joined(ann.features(request(images, 1)))[0]) == 4
         assert all(is_closed(peer) for peer in connections[:24])
-    assert sum("to make room for another" in record.getMessage() for record in caplog.records) == 1
+    assert sum("in favour of another" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_wrong_token_leaves_a_connection_unknown(images):

@@ -417,7 +417,7 @@ def test_a_large_accelerator_is_not_held_to_the_processors_budget():
 
 @pytest.mark.parametrize(("free", "rows"), [(80 * GIB, 32), (GIB, 24), (GIB // 2, 8), (GIB // 8, 0)])
 def test_the_less_memory_an_accelerator_has_free_the_smaller_is_the_batch(free, rows):
-    limit = Limit(room_bytes=Shares.of(2 * GIB, free).device, bytes_per_row=20 << 20)
+    limit = Limit(budget_bytes=Shares.of(2 * GIB, free).device, bytes_per_row=20 << 20)
     assert batch_size([limit], wanted=100, maximum=32) == rows
 
 

@@ -1,4 +1,4 @@
-"""What a stranger sends to a node and a control plane that run as they do for users: memory and time have bounds.
+"""What a client sends to a node and a control plane that run as they do for users: memory and time have bounds.
 
 Each server is a process of its own with tenants, and nobody here has a token.
 """

@@ -1,8 +1,8 @@
-"""What strangers and tenants can do to a node: nothing that harms it or another tenant.
+"""What untrusted clients and tenants can do to a node: nothing that harms it or another tenant.
 
 One tenant cannot harm the others: with unfinished uploads, huge models or long trials.
 
-A prefix of a stranger cannot crash the node, fill its memory or delay others, whatever it contains.
+A prefix of an untrusted client cannot crash the node, fill its memory or delay others, whatever it contains.
 
 The process that checks prefixes needs nothing of this machine that its limits forbid, and says when torch failed.
 """

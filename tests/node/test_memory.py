@@ -1,4 +1,4 @@
-"""A node's memory: pools in which requests wait, and weights that make room.
+"""A node's memory: pools in which requests wait, and weights that are evicted.
 
 A real node process stays within its memory budget under deliberate overload.
 
@@ -108,7 +108,7 @@ def test_a_node_stays_within_its_budget_whatever_is_asked(images):
         with ThreadPoolExecutor(10) as threads:
             with stalled(node.url, messages[0]), stalled(node.url, messages[2]):
                 list(threads.map(partial(uploaded, transport), (40 << 20, 60 << 20, 120 << 20)))
-                transport.put_prefix(digest, body)  # nobody used it, so that it made room for what was announced
+                transport.put_prefix(digest, body)  # nobody used it, so that it was evicted for what was announced
                 list(threads.map(partial(asked, transport), messages[-5:]))
             list(threads.map(partial(asked, transport), messages))
         peak = memory_of(node.pid, "VmHWM")
@@ -145,16 +145,16 @@ class Bench:
         settings = TenantSettings(name=name, token_sha256="0" * 64, weight_bytes=self.quotas.get(name, 1000))
         return Account(settings, Counters(), tenants=2, clock=lambda: self.now)
 
-    def room(self, name, nbytes, tenant="ann", longest_s=0.0, is_abandoned=lambda: False):
+    def reserve(self, name, nbytes, tenant="ann", longest_s=0.0, is_abandoned=lambda: False):
         asked = {"counted_bytes": nbytes, "longest_s": longest_s, "is_abandoned": is_abandoned}
-        return self.weights.room(key_of(name), nbytes, self.account(tenant), **asked)
+        return self.weights.reserve(key_of(name), nbytes, self.account(tenant), **asked)
 
     def bring(self, name, nbytes, tenant="ann", **fields):
-        room = self.room(name, nbytes, tenant, **fields)
-        if room is not None:
-            with room:
-                room.keep(name.upper())
-        return room is not None
+        reservation = self.reserve(name, nbytes, tenant, **fields)
+        if reservation is not None:
+            with reservation:
+                reservation.keep(name.upper())
+        return reservation is not None
 
     def has(self, name):
         return key_of(name) in self.weights
@@ -192,8 +192,8 @@ def test_weights_in_use_are_evicted_only_after_their_turn():
     bench = Bench()
     bench.bring("a", 80)
     with ThreadPoolExecutor(1) as thread, bench.using("a"):
-        with pytest.raises(Overloaded, match="in use leave no room"):
-            bench.room("b", 80)
+        with pytest.raises(Overloaded, match="in use leave no memory"):
+            bench.reserve("b", 80)
         bench.weights.charge_prefix("a", 1.0)
         brought = thread.submit(bench.bring, "b", 80, "ann", longest_s=60)
         until(lambda: is_refused(bench, "a"))
@@ -217,7 +217,7 @@ def test_withdraws_an_eviction_when_no_request_waits():
     bench.weights.charge_prefix("a", 5.0)
     with bench.using("a"):
         with pytest.raises(Overloaded):
-            bench.room("b", 80)
+            bench.reserve("b", 80)
         assert not is_refused(bench, "a")
     assert bench.has("a")
 
@@ -270,7 +270,7 @@ def test_never_evicts_weights_in_long_use_by_a_training():
     bench.now += 99
     with bench.weights.pin(key_of("a"), None):
         with pytest.raises(Overloaded):
-            bench.room("b", 80)
+            bench.reserve("b", 80)
         assert bench.bring("c", 20), "it does not wait behind what cannot come"
     bench.now += 2
     assert bench.bring("b", 80)
@@ -284,9 +284,9 @@ def test_the_wait_queue_is_ordered_by_device_time_and_nobody_overtakes():
     got = []
 
     def bring(name, nbytes, tenant):
-        with bench.room(name, nbytes, tenant, longest_s=600) as room:
+        with bench.reserve(name, nbytes, tenant, longest_s=600) as reservation:
             got.append(name)
-            room.keep(name.upper())
+            reservation.keep(name.upper())
 
     with ThreadPoolExecutor(2) as threads:
         with bench.using("a"):
@@ -295,7 +295,7 @@ def test_the_wait_queue_is_ordered_by_device_time_and_nobody_overtakes():
             poor = threads.submit(bring, "poor", 90, "poor")
             until(lambda: bench.weights.waiting == 2)
             with pytest.raises(Overloaded):
-                bench.room("small", 20, "rich")  # there is room, but it is promised
+                bench.reserve("small", 20, "rich")  # there is memory, but it is promised
             shares.charge("ann", 9.0)
             bench.weights.charge_prefix("a", 9.0)
         poor.result()
@@ -312,7 +312,7 @@ def test_a_waiting_tenant_is_owed_device_time_until_it_has_used_its_weights():
     with bench.using("a", "ann"):
         shares.arrive("ann")
         with pytest.raises(Overloaded):
-            bench.room("b", 80, "bob")
+            bench.reserve("b", 80, "bob")
         shares.charge("ann", 3.0)
         shares.begin("ann")
         bench.now += 5
@@ -334,12 +334,12 @@ def test_a_tenant_that_does_not_retry_loses_its_place():
     bench.bring("a", 80, "ann")
     with bench.using("a", "ann"):
         with pytest.raises(Overloaded):
-            bench.room("b", 80, "bob")
+            bench.reserve("b", 80, "bob")
         shares.charge("ann", 3.0)
         shares.begin("ann")
         bench.now += 11
         with pytest.raises(Overloaded):
-            bench.room("c", 80, "cat")
+            bench.reserve("c", 80, "cat")
     assert shares.tag("bob") == 3.0
 
 
@@ -348,11 +348,11 @@ def test_one_of_many_requests_makes_the_weights_and_the_others_find_them():
     made = []
 
     def bring():
-        room = bench.room("a", 60, longest_s=600)
-        if room is not None:
-            with room:
+        reservation = bench.reserve("a", 60, longest_s=600)
+        if reservation is not None:
+            with reservation:
                 made.append(1)
-                room.keep("A")
+                reservation.keep("A")
 
     with ThreadPoolExecutor(8) as threads:
         for future in [threads.submit(bring) for _ in range(40)]:
@@ -364,7 +364,7 @@ def test_one_of_many_requests_makes_the_weights_and_the_others_find_them():
 
 def test_releases_memory_for_weights_that_were_not_made():
     bench = Bench()
-    with pytest.raises(ValueError, match="broken"), bench.room("a", 60):
+    with pytest.raises(ValueError, match="broken"), bench.reserve("a", 60):
         raise ValueError("broken")
     assert bench.free_bytes == 100
     assert bench.weights.owned_bytes("ann") == 0
@@ -373,16 +373,16 @@ def test_releases_memory_for_weights_that_were_not_made():
 
 def test_a_reservation_shrinks_or_grows_by_evicting_unused_weights():
     bench = Bench()
-    with bench.room("a", 60) as room:
-        room.resize(40)
-        room.keep("A")
+    with bench.reserve("a", 60) as reservation:
+        reservation.resize(40)
+        reservation.keep("A")
     assert bench.free_bytes == 60
-    with bench.room("b", 50) as room:
-        room.resize(70)
-        room.keep("B")
+    with bench.reserve("b", 50) as reservation:
+        reservation.resize(70)
+        reservation.keep("B")
     assert (bench.has("a"), bench.free_bytes) == (False, 30)
-    with bench.using("b"), bench.room("c", 30) as room, pytest.raises(Overloaded):
-        room.resize(31)
+    with bench.using("b"), bench.reserve("c", 30) as reservation, pytest.raises(Overloaded):
+        reservation.resize(31)
     assert bench.free_bytes == 30
 
 
@@ -404,11 +404,11 @@ def test_a_tenants_quota_evicts_its_own_weights_and_the_refusal_names_it():
     bench.bring("theirs", 40, "bob")
     bench.bring("a", 30, "ann")
     with pytest.raises(OverBudget, match="ann"):
-        bench.room("huge", 51, "ann")
+        bench.reserve("huge", 51, "ann")
     with pytest.raises(OverBudget, match="--memory"):
-        bench.room("huge", 101, "bob")
+        bench.reserve("huge", 101, "bob")
     with bench.using("a"), pytest.raises(Overloaded, match="ann"):
-        bench.room("b", 30, "ann")
+        bench.reserve("b", 30, "ann")
     bench.now += 2
     assert bench.bring("b", 30, "ann")
     assert (bench.has("a"), bench.has("theirs")) == (False, True)
@@ -422,8 +422,8 @@ def test_cancelling_or_closing_ends_a_wait():
     cut = threading.Event()
     with ThreadPoolExecutor(2) as threads, bench.using("a"), ExitStack() as ending:
         ending.callback(bench.weights.close)
-        one = threads.submit(bench.room, "b", 80, "ann", 600, cut.is_set)
-        other = threads.submit(bench.room, "c", 80, "ann", 600)
+        one = threads.submit(bench.reserve, "b", 80, "ann", 600, cut.is_set)
+        other = threads.submit(bench.reserve, "c", 80, "ann", 600)
         until(lambda: bench.weights.waiting == 2)
         cut.set()
         bench.weights.wake()

@@ -834,7 +834,7 @@ def test_a_control_plane_with_a_full_disk_loses_nothing_that_it_answered(tmp_pat
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found["said"]) == 2
-    assert all("cannot keep its state" in sentence and "make room" in sentence for sentence in found["said"])
+    assert all("cannot keep its state" in sentence and "free space" in sentence for sentence in found["said"])
     assert found["kept"] == ["first", "second-2", "second-3", "third"]
     assert done.stderr.count("cannot write the state to") == 1, "once a minute at most"
 

@@ -59,7 +59,7 @@ NETWORK = small_network()
 DIGEST, ARTIFACT = artifact_of(NETWORK)
 PIXELS = np.random.default_rng(0).normal(size=(16, 3, SIDE, SIDE)).astype(np.float32)
 TERMS = TrialPolicy(device="cpu", rows=(8, 16), threads=(2, 1), keeps_freed=False, max_bytes=1 << 30)
-ROOM = EngineMemory(weights_bytes=1 << 30, run_bytes=1 << 30)
+MEMORY = EngineMemory(weights_bytes=1 << 30, run_bytes=1 << 30)
 LAST = NETWORK.cuts[-1].number
 REFERENCE_RUN = Reference(NETWORK.prefix)
 
@@ -74,7 +74,7 @@ def chosen(folder):
     """The one real trial that most of these tests look at; its children take some seconds."""
     (folder / "unused").mkdir()
     (folder / "unused" / "old.bin").write_bytes(bytes(100))
-    with closing(Trials(folder, TERMS, ROOM, longest_s=100, engines=(OTHER,), max_bytes=0)) as trials:
+    with closing(Trials(folder, TERMS, MEMORY, longest_s=100, engines=(OTHER,), max_bytes=0)) as trials:
         return trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
 
 
@@ -93,12 +93,12 @@ def test_a_trial_measures_speed_error_and_memory_of_an_engine(chosen):
 
 
 def test_does_not_repeat_a_trial_on_the_same_hardware(chosen, folder):
-    with closing(Trials(folder, TERMS, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
+    with closing(Trials(folder, TERMS, MEMORY, longest_s=1e-9, engines=(OTHER,))) as trials:
         assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN) == chosen
         assert trials.find_ready(DIGEST, OTHER, LAST) is not None
         assert trials.find_ready(DIGEST, "no-such-engine", LAST) is None
     other_batches = replace(TERMS, rows=(8,))
-    with closing(Trials(folder, other_batches, ROOM, longest_s=1, engines=(OTHER,))) as trials:
+    with closing(Trials(folder, other_batches, MEMORY, longest_s=1, engines=(OTHER,))) as trials:
         assert trials.find_ready(DIGEST, OTHER, LAST) is None
 
 
@@ -117,7 +117,7 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
     monkeypatch.setattr(
         "frostline.node.trials.processes.TrialProcess.run", lambda *_: pytest.fail("a process was started")
     )
-    with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+    with closing(Trials(tmp_path, HERE, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
         (found,) = [trial for trial in choice.trials if trial.engine == OTHER]
         assert trials.find_ready(DIGEST, OTHER, LAST) == found
@@ -129,7 +129,7 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
     assert found.load_bytes >= found.weight_bytes > 0
     assert made.name == OTHER
     assert not list(tmp_path.rglob("*.tried-here"))
-    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=0, engines=(OTHER,))) as shared:
+    with closing(Trials(tmp_path, TERMS, MEMORY, longest_s=0, engines=(OTHER,))) as shared:
         assert shared.find_ready(DIGEST, OTHER, LAST) is None  # a node of many tries it anew, alone in a process
 
 
@@ -144,7 +144,7 @@ def started(monkeypatch):
 @pytest.mark.parametrize("dies", [False, True])
 def test_the_first_trial_takes_the_process_that_was_warmed_unless_it_has_died(dies, tmp_path, monkeypatch):
     begun = started(monkeypatch)
-    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+    with closing(Trials(tmp_path, TERMS, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
         trials.warm()
         assert len(begun) == 1
         if dies:
@@ -172,7 +172,7 @@ def test_a_disk_without_room_for_temporary_files_costs_the_trial_that_met_it_alo
 
     monkeypatch.setattr(np, "save", full_at_first)
     monkeypatch.setattr("frostline.node.trials.processes.TrialProcess.run", run)
-    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER, "openvino"))) as trials:
+    with closing(Trials(tmp_path, TERMS, MEMORY, longest_s=100, engines=(OTHER, "openvino"))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     said = {trial.why_not for trial in choice.trials if trial.engine != REFERENCE}
     assert any("No space left on device" in why for why in said)
@@ -182,11 +182,11 @@ def test_a_disk_without_room_for_temporary_files_costs_the_trial_that_met_it_alo
 
 def test_a_node_warms_a_process_only_where_engines_are_tried_apart(tmp_path, monkeypatch):
     begun = started(monkeypatch)
-    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+    with closing(Trials(tmp_path, TERMS, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
         trials.warm()
     assert [process.returncode for process in begun] == [-signal.SIGKILL]
     for policy, longest_s, engines in ((HERE, 100, (OTHER,)), (TERMS, 0, (OTHER,)), (TERMS, 100, ())):
-        with closing(Trials(tmp_path, policy, ROOM, longest_s=longest_s, engines=engines)) as trials:
+        with closing(Trials(tmp_path, policy, MEMORY, longest_s=longest_s, engines=engines)) as trials:
             trials.warm()
     assert len(begun) == 1
 
@@ -198,7 +198,7 @@ def test_a_short_job_has_an_engine_tried_at_one_setting(samples, is_brief, tmp_p
     monkeypatch.setattr("frostline.node.trials.selection.Search._why_not", lambda *_: None)
     slow = Reference(NETWORK.prefix)
     monkeypatch.setattr(slow, "seconds", lambda _: 0.01, raising=False)
-    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+    with closing(Trials(tmp_path, TERMS, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", slow, samples=samples)
     assert [one["is_brief"] for one in said] == [is_brief]
     (found,) = [trial for trial in choice.trials if trial.engine == OTHER]
@@ -216,14 +216,17 @@ def test_tries_an_engine_that_crashed_a_process_in_a_process_of_its_own(tmp_path
 
     with monkeypatch.context() as ending:
         ending.setattr("frostline.node.trials.processes.try_briefly", ends)
-        with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials, pytest.raises(Cancelled):
+        with (
+            closing(Trials(tmp_path, HERE, MEMORY, longest_s=100, engines=(OTHER,))) as trials,
+            pytest.raises(Cancelled),
+        ):
             trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     (mark,) = marks
     assert not mark.exists()
     mark.touch()  # as it is left by a process that was killed
     processes, run = [], TrialProcess.run
     monkeypatch.setattr(TrialProcess, "run", lambda *said: processes.append(1) or run(*said))
-    with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+    with closing(Trials(tmp_path, HERE, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     assert processes == [1]
     assert any(trial.engine == OTHER and trial.samples_per_s for trial in choice.trials)
@@ -234,7 +237,7 @@ def test_an_engine_that_does_not_fit_is_refused_in_the_nodes_process_too(tmp_pat
         raise EngineUnsupported("it has no such layer")
 
     monkeypatch.setattr("frostline.engines.trials.build", unfit)
-    with closing(Trials(tmp_path, HERE, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+    with closing(Trials(tmp_path, HERE, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
     assert choice.engine == REFERENCE
     assert [trial.why_not for trial in choice.trials if trial.engine == OTHER] == ["it has no such layer"]
@@ -243,7 +246,7 @@ def test_an_engine_that_does_not_fit_is_refused_in_the_nodes_process_too(tmp_pat
 
 def test_a_job_that_is_too_short_for_a_trial_starts_none(tmp_path):
     reference = Reference(NETWORK.prefix)
-    with closing(Trials(tmp_path / "none", TERMS, ROOM, longest_s=100)) as trials:
+    with closing(Trials(tmp_path / "none", TERMS, MEMORY, longest_s=100)) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "float32", reference, samples=200)
     assert choice.engine == REFERENCE
     assert any("it would save this job" in (trial.why_not or "") for trial in choice.trials)
@@ -253,7 +256,7 @@ def test_a_job_that_is_too_short_for_a_trial_starts_none(tmp_path):
 
 def test_a_job_that_forbids_trials_uses_known_ones(chosen, folder, tmp_path):
     for place, engines in ((folder, {REFERENCE, OTHER}), (tmp_path, {REFERENCE})):
-        with closing(Trials(place, TERMS, ROOM, longest_s=100, engines=(OTHER,))) as trials:
+        with closing(Trials(place, TERMS, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
             found = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN, max_s=0)
         assert {trial.engine for trial in found.trials if trial.samples_per_s} == engines
 
@@ -262,7 +265,7 @@ def test_a_job_that_forbids_trials_uses_known_ones(chosen, folder, tmp_path):
     ("accuracy", "longest_s", "engines"), [("exact", 9, (OTHER,)), (0.1, 0, (OTHER,)), (0.1, 9, ())]
 )
 def test_nothing_is_tried_where_only_the_reference_may_be_used(tmp_path, accuracy, longest_s, engines):
-    with closing(Trials(tmp_path / "none", TERMS, ROOM, longest_s=longest_s, engines=engines)) as trials:
+    with closing(Trials(tmp_path / "none", TERMS, MEMORY, longest_s=longest_s, engines=engines)) as trials:
         nothing = Choice(engine=REFERENCE, trials=())
         assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, accuracy, REFERENCE_RUN) == nothing
     assert not (tmp_path / "none").exists()
@@ -273,7 +276,7 @@ def test_nothing_is_tried_where_only_the_reference_may_be_used(tmp_path, accurac
 )
 def test_a_trial_beyond_its_time_or_memory_is_killed_with_the_reason(tmp_path, changes, longest_s, why):
     terms = replace(TERMS, **changes)
-    with closing(Trials(tmp_path, terms, ROOM, longest_s=longest_s, engines=(OTHER,))) as trials:
+    with closing(Trials(tmp_path, terms, MEMORY, longest_s=longest_s, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1, REFERENCE_RUN)
     assert choice.engine == REFERENCE
     assert any(why in (trial.why_not or "") for trial in choice.trials), choice.trials
@@ -281,7 +284,7 @@ def test_a_trial_beyond_its_time_or_memory_is_killed_with_the_reason(tmp_path, c
 
 def test_refuses_a_named_engine_that_was_calibrated_on_other_samples(tmp_path):
     other = identity("onnxruntime-int8", "int8", PIXELS + 1)
-    with closing(Trials(tmp_path, TERMS, ROOM, longest_s=60)) as trials:
+    with closing(Trials(tmp_path, TERMS, MEMORY, longest_s=60)) as trials:
         found = trials.prepare(DIGEST, NETWORK.prefix, PIXELS, other, LAST, REFERENCE_RUN)
     assert "was calibrated on other samples" in found.why_not
     assert identity("onnxruntime-int8", "int8", PIXELS) in found.why_not
@@ -290,15 +293,15 @@ def test_refuses_a_named_engine_that_was_calibrated_on_other_samples(tmp_path):
 
 def test_an_unwritable_cache_folder_is_the_reason_of_a_trial_and_not_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
-    with closing(Trials(tmp_path / "file" / "engines", TERMS, ROOM, longest_s=60, engines=(OTHER,))) as trials:
+    with closing(Trials(tmp_path / "file" / "engines", TERMS, MEMORY, longest_s=60, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1, REFERENCE_RUN)
     assert choice.engine == REFERENCE
     assert "cannot be tried here" in choice.trials[-1].why_not
 
 
 def test_does_not_use_an_engine_that_does_not_fit(chosen, folder):
-    for room in (replace(ROOM, weights_bytes=1), replace(ROOM, run_bytes=-1)):
-        with closing(Trials(folder, TERMS, room, longest_s=1e-9, engines=(OTHER,))) as trials:
+    for memory in (replace(MEMORY, weights_bytes=1), replace(MEMORY, run_bytes=-1)):
+        with closing(Trials(folder, TERMS, memory, longest_s=1e-9, engines=(OTHER,))) as trials:
             choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
             assert choice.engine == REFERENCE
             assert any("--memory" in (trial.why_not or "") for trial in choice.trials)
@@ -310,10 +313,10 @@ def test_where_others_wait_an_engine_runs_few_rows_or_is_refused(chosen, folder)
     found_s = found.seconds
     for share, rows in ((1.5, 8), (100.0, found.rows)):
         terms = replace(TERMS, max_run_s=share * 8 * found_s)
-        with closing(Trials(folder, terms, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
+        with closing(Trials(folder, terms, MEMORY, longest_s=1e-9, engines=(OTHER,))) as trials:
             assert trials.find_ready(DIGEST, OTHER, LAST).rows == rows
     terms = replace(TERMS, max_run_s=0.5 * 8 * found_s)
-    with closing(Trials(folder, terms, ROOM, longest_s=1e-9, engines=(OTHER,))) as trials:
+    with closing(Trials(folder, terms, MEMORY, longest_s=1e-9, engines=(OTHER,))) as trials:
         choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
         assert choice.engine == REFERENCE
         assert any("--max-operation" in (trial.why_not or "") for trial in choice.trials)

@@ -91,7 +91,7 @@ def test_a_few_refusals_are_no_quota_and_few_samples_that_come_again_no_full_cac
 def test_the_sentence_has_the_evidence_and_stands_alone():
     said = str(diagnose(usage(busy={LINK: 1.0, NODE: 0.5})))
     assert said.startswith("held back by the link (busy 100.0 % of the time): the loop waits 60.0 % of the time")
-    assert "up to 2.0 × as many" in said
+    assert "without that, up to 2.0 × this rate. What to do: " in said
     assert "--accuracy" in said
 
 

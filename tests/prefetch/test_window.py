@@ -152,7 +152,7 @@ def test_an_answer_that_is_late_keeps_nothing_from_being_asked_for_while_bytes_a
     else:
         following = min(per_request, count - len(asked))
         assert len(asked) > before
-        assert following == 0 or len(asked) - before + following > window_rows, "the next one has no room"
+        assert following == 0 or len(asked) - before + following > window_rows, "the next one does not fit"
 
 
 class Disorder(RuleBasedStateMachine):

@@ -1,4 +1,4 @@
-"""Strangers' samples are decoded in processes of their own: the same values, and nothing else that they could do.
+"""Untrusted samples are decoded in processes of their own: the same values, and nothing else that they could do.
 
 These tests run real processes, confined as on a node; the hostile ones run code in the place of a decoder.
 """

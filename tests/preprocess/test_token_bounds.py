@@ -1,4 +1,4 @@
-"""Which tokenizers a node runs for strangers: those of published kinds, and none that takes any time or memory."""
+"""Which tokenizers a node runs for others: those of published kinds, and none that takes any time or memory."""
 
 import json
 import os

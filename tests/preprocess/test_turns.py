@@ -11,16 +11,16 @@ pytestmark = pytest.mark.promise(
 )
 
 
-def waits(places, until_s, *, always=(), comes=()):
+def waits(slots, until_s, *, always=(), comes=()):
     """Runs turns until a time; gives each tenant's waits in seconds, and the seconds that it was decoded for.
 
     Args:
-        places: number of samples that are decoded at once.
+        slots: number of samples that are decoded at once.
         until_s: the end.
         always: tenants with seconds that a sample takes, of which twenty threads wait all the time.
         comes: triples of a tenant, the seconds that its samples take, and the times when each comes.
     """
-    turns = DecodingTurns(places)
+    turns = DecodingTurns(slots)
     takes = {**dict(always), **{tenant: seconds for tenant, seconds, _ in comes}}
     events = [(at, 0, tenant) for tenant, _, times in comes for at in times]
     events += [(0.0, 0, tenant) for tenant, _ in always for _ in range(20)]
@@ -49,13 +49,13 @@ def test_tenants_that_always_wait_have_the_same_seconds_whatever_a_sample_takes(
     assert min(used.values()) > 0.9 * 400
 
 
-@pytest.mark.parametrize("places", [2, 16])
-def test_a_tenant_whose_samples_take_long_leaves_a_place_to_who_comes_now_and_then(places):
+@pytest.mark.parametrize("slots", [2, 16])
+def test_a_tenant_whose_samples_take_long_leaves_a_slot_to_who_comes_now_and_then(slots):
     times = [float(second) for second in range(5, 300, 5)]
-    waited, used = waits(places, 300.0, always=[("ann", 20.0)], comes=[("bob", 0.1, times)])
+    waited, used = waits(slots, 300.0, always=[("ann", 20.0)], comes=[("bob", 0.1, times)])
     late = [wait for at, wait in zip(times, waited["bob"], strict=True) if at > 40]
     assert max(late) == 0.0, "once it is known that they take long"
-    assert used["ann"] > 0.9 * (places - 1) * 280
+    assert used["ann"] > 0.9 * (slots - 1) * 280
 
 
 def test_an_occasional_client_waits_for_one_sample_at_most():
@@ -63,7 +63,7 @@ def test_an_occasional_client_waits_for_one_sample_at_most():
     assert max(waited["bob"]) <= 3.0
 
 
-def test_all_places_are_used_by_a_tenant_alone_and_by_one_whose_samples_are_quick():
+def test_all_slots_are_used_by_a_tenant_alone_and_by_one_whose_samples_are_quick():
     _, used = waits(4, 100.0, always=[("ann", 20.0)])
     assert used["ann"] == 4 * 100
     _, used = waits(4, 300.0, always=[("ann", 20.0)], comes=[("bob", 0.1, [1.0])])

@@ -1,4 +1,4 @@
-"""Reading places before they are asked for: the same bytes, within the room there is, and as many at once as said."""
+"""Reading places before they are asked for: the same bytes, within the memory there is, and as many at once as said."""
 
 import itertools
 import random
@@ -194,7 +194,7 @@ def test_reads_nothing_after_close(memory, threads):
 
 
 def test_requests_begin_in_the_order_in_which_they_came(memory):
-    """Room for four places: the second request has none at first, and a third one comes while some is given back."""
+    """Memory for four places: the second request has none at first, and a third one comes while some is given back."""
     order, room = [], Pool(8)
 
     class Told(Wrapped):

@@ -57,8 +57,8 @@ def found(store, place):
 
 
 @given(places, st.integers(0, 50), st.integers(1, 300), st.integers(0, 600), st.integers(1, 8))
-def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(asked, gap, maximum, room, workers):
-    store, memory = Bytes(), Memory(room)
+def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(asked, gap, maximum, reservation, workers):
+    store, memory = Bytes(), Memory(reservation)
     together = SharedReads(store, asked, memory.take, max_gap_bytes=gap, max_bytes=maximum)
     with ThreadPoolExecutor(workers) as threads:
         got = list(threads.map(lambda place: found(together, place), asked))

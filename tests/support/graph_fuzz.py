@@ -1,6 +1,6 @@
 """Makes graphs out of operators' schemas, sound and broken ones, and runs them where they can do no harm.
 
-Each graph is looked at as a node looks at a stranger's, and run if it is taken; both in a child process with limits.
+Each graph is checked as a node checks one, and run if it is taken; both in a child process with limits.
 What a node could not stand is a finding: a run that ends its process, that raises what is no refusal, or that takes
 more memory or ten times as long as was reckoned. ``python tests/support/graph_fuzz.py --seconds 600`` goes on for ten
 minutes.

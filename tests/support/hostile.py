@@ -1,4 +1,4 @@
-"""Prefixes that a stranger makes by hand, and a way to upload them as anybody could."""
+"""Prefixes that an untrusted client makes by hand, and a way to upload them as anybody could."""
 
 import hashlib
 import http.client

@@ -1,4 +1,4 @@
-"""Nodes that list: one that is served from this process, and a stranger that answers whatever it likes."""
+"""Nodes that list: one that is served from this process, and an untrusted client that answers whatever it likes."""
 
 import contextlib
 import hashlib
@@ -46,7 +46,7 @@ def listers(parent=None):
 
 
 def table_of(count=3, **columns):
-    """A manifest's table, with columns of a stranger's choice."""
+    """A manifest's table, with columns of an untrusted client's choice."""
     names = [f"a/{number}.jpg" for number in range(count)]
     said = {
         "id": pa.array(range(1, count + 1), pa.int64()),

@@ -1,4 +1,4 @@
-"""The reasons for which a test may skip, what would make it run, and which of them `make test` leaves no room for."""
+"""The reasons for which a test may skip, what would make it run, and which of them `make test` does not allow."""
 
 import os
 import re

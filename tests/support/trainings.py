@@ -70,7 +70,7 @@ def training(url, assignment, body=None, settings=None):
 
 
 def tampered(assignment, change, tensors=ignore):
-    """Its file, changed by a stranger."""
+    """Its file, changed by an untrusted client."""
     body = write_assignment(assignment)
     length = int.from_bytes(body[:8], "little")
     about = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["frostline.assignment"])

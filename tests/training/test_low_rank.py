@@ -24,10 +24,10 @@ def adapted(text="layers.2-3:r=4", until="layers.1"):
 
 def test_a_place_is_read_with_its_range_rank_scale_and_dropout():
     assert LowRank.parse("layers.9-11:r=8") == LowRank(
-        places=("layers.9", "layers.10", "layers.11"), rank=8, alpha=8.0, dropout=0.0
+        modules=("layers.9", "layers.10", "layers.11"), rank=8, alpha=8.0, dropout=0.0
     )
     found = LowRank.parse("stem, vit.layers.3:r=2, alpha=16, dropout=0.1")
-    assert found == LowRank(places=("stem", "vit.layers.3"), rank=2, alpha=16.0, dropout=0.1)
+    assert found == LowRank(modules=("stem", "vit.layers.3"), rank=2, alpha=16.0, dropout=0.1)
     assert found.has("vit.layers.3.mlp.fc1")
     assert found.has("encoder.stem")
     assert not found.has("vit.layers.31.mlp")

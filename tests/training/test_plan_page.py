@@ -62,7 +62,7 @@ def test_hostile_names_are_shown_as_text():
         a_free_situation(),
         a_situation(1),
         a_situation(90),
-        a_situation(refused="the node has no room for the network"),
+        a_situation(refused="the node has no memory for the network"),
         a_situation(same_host=True, keeps_features=True, epochs=5),
         a_situation(memory_bytes=220_000_000, accuracy=0.01),
     ],

@@ -1,4 +1,4 @@
-"""Codecs: names, what they keep, what they lose, and what strangers may send."""
+"""Codecs: names, what they keep, what they lose, and what untrusted clients may send."""
 
 import numpy as np
 import pytest

@@ -229,7 +229,7 @@ NO_STREAM = r"no stream of features: (?!.*crc32)"
 
 
 def sent_by_a_stranger(metadata, column, *others):
-    """One batch of two rows with a column of the stranger's own."""
+    """One batch of two rows with a column of the untrusted client's own."""
     fields = [pa.field("id", pa.int64()), pa.field("features_0", column.type, metadata=metadata)]
     fields += [pa.field(f"features_0_{place}", other.type) for place, other in others]
     columns = [pa.array([1, 2]), column, *(other for _, other in others)]

@@ -2,7 +2,7 @@
 
 One SQLite file for features: its connections, its bound in bytes, and a new one where the old one is damaged.
 
-Decides whose features make room for others, and how much room rows take. Pure.
+Decides whose features are evicted for others, and how many bytes rows take. Pure.
 """
 
 import os
@@ -66,16 +66,16 @@ class ScopeUsage:
 
 
 def idle_scopes(scopes: Sequence[ScopeUsage], *, wanting: int, now_s: float, idle_s: float) -> list[ScopeUsage]:
-    """Those that make room, longest unused first.
+    """Those that are evicted, longest unused first.
 
     What somebody used within ``idle_s`` stays, and new rows are turned away: an epoch reads every sample once in a
-    new order, so with room for a share of a data set keeping what came first hits exactly that share, while dropping
+    new order, so with space for a share of a data set keeping what came first hits exactly that share, while dropping
     the oldest drops rows before they are wanted again (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN
     Training", PVLDB 14(5), 2021). Nor can two jobs drive each other's features out for ever.
 
     Args:
         scopes: all of them.
-        wanting: number of the scope for which room is wanted; it does not make room for itself.
+        wanting: number of the scope for which space is wanted; it is not evicted for itself.
         now_s: the time by the clock of ``used_s``.
         idle_s: the time without use after which nobody is taken to want them any more.
     """
@@ -85,14 +85,14 @@ def idle_scopes(scopes: Sequence[ScopeUsage], *, wanting: int, now_s: float, idl
 
 def stored_bytes(row_bytes: int) -> float:
     """What a row takes in the file, rounded up: rows share a page as far as they fit whole, or fill several."""
-    room = _PAGE_BYTES - _PAGE_HEADER_BYTES
-    if row_bytes + _ROW_BYTES > room:
+    payload = _PAGE_BYTES - _PAGE_HEADER_BYTES
+    if row_bytes + _ROW_BYTES > payload:
         return row_bytes + _PAGE_BYTES + _INDEX_BYTES
-    return _PAGE_BYTES / (room // (row_bytes + _ROW_BYTES)) + _INDEX_BYTES
+    return _PAGE_BYTES / (payload // (row_bytes + _ROW_BYTES)) + _INDEX_BYTES
 
 
 MIN_BYTES = 16 << 20
-"""Below this there would be no room beside the log."""
+"""Below this there would be no space beside the log."""
 
 # Raise it whenever the tables change: a file of another format is left and replaced.
 _FORMAT = 1
@@ -173,7 +173,7 @@ class Database:
 
     Raises:
         SettingError: The folder cannot be used, or the budget is too small.
-        OutOfSpace: The disk has no room for the database itself.
+        OutOfSpace: The disk has no space for the database itself.
     """
 
     def __init__(self, folder: Path, budget_bytes: int) -> None:
@@ -303,14 +303,14 @@ class Database:
                 return
         except OSError as error:
             if is_full(error):
-                raise OutOfSpace(f"the disk is full: there is no room for a cache in {self._folder}") from error
+                raise OutOfSpace(f"the disk is full: there is no space for a cache in {self._folder}") from error
             raise SettingError(f"the cache folder {self._folder} cannot be used: {error.strerror}") from error
         except sqlite3.Error as error:
             if _is_damage(error):
                 self.start_anew(self._number)
                 return
-            if error.sqlite_errorcode in _NO_ROOM:
-                raise OutOfSpace(f"the disk is full: there is no room for a cache in {self._folder}") from error
+            if error.sqlite_errorcode in _NO_SPACE:
+                raise OutOfSpace(f"the disk is full: there is no space for a cache in {self._folder}") from error
             raise SettingError(f"the cache folder {self._folder} cannot be used: {error}") from error
         for path in self._files():
             if _number(path) < self._number:
@@ -412,11 +412,11 @@ _IDLE_S = 60.0
 # Use is noted so coarsely that reading seldom writes.
 _NOTED_EVERY_S = 10.0
 # Only its own file is said to be full; what stands beside that cannot be written, or made larger.
-_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
+_NO_SPACE = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 # After a failed write, such as on a full disk, the next attempt waits.
 _REST_S = 30.0
 _ASKED_AT_ONCE = 256
-# Fewer would make room again for the very next rows.
+# Fewer would be evicted again for the very next rows.
 _MIN_CLEARED = 64
 
 
@@ -430,7 +430,7 @@ class DiskStatistics:
         hits: rows found.
         misses: rows asked for and not found.
         kept: rows written.
-        rejected: rows that found no room; if it grows, give the cache more bytes.
+        rejected: rows that found no space; if it grows, give the cache more bytes.
         cleared: rows dropped for others, because nobody had asked for their like for a while.
         damaged: rows whose bytes were not those that were written; each counts as a miss too, and is dropped.
         resets: times that the file itself was damaged and left for a new one.
@@ -458,12 +458,12 @@ class FeatureStore(Closing):
     Args:
         folder: the folder, made where it is missing; for this cache alone.
         budget_bytes: the most bytes on disk; 16 MiB or more.
-        idle_s: features for which nobody asked for so long make room for others.
+        idle_s: features for which nobody asked for so long are evicted for others.
         clock: seconds since the epoch: notes of use outlive the process.
 
     Raises:
         SettingError: The folder cannot be used, or the budget is too small.
-        OutOfSpace: The disk has no room for the cache itself.
+        OutOfSpace: The disk has no space for the cache itself.
     """
 
     def __init__(
@@ -479,8 +479,8 @@ class FeatureStore(Closing):
         self._rests_until_s = 0.0
 
     @classmethod
-    def where_room(cls, folder: Path, budget_bytes: int) -> Self | None:
-        """The cache in a folder; None where the disk has no room for it, which is logged: the work goes on without.
+    def try_open(cls, folder: Path, budget_bytes: int) -> Self | None:
+        """The cache in a folder; None where the disk has no space for it, which is logged: the work goes on without.
 
         Args:
             folder: see ``FeatureStore``.
@@ -548,7 +548,7 @@ class FeatureStore(Closing):
         return found
 
     def put(self, scope: bytes, keys: Keys, tensors: Tensors) -> int:
-        """Keep rows as far as there is room; rows that are kept already stay as they are.
+        """Keep rows as far as there is space; rows that are kept already stay as they are.
 
         Args:
             scope: digest of what they depend on.
@@ -587,19 +587,19 @@ class FeatureStore(Closing):
 
     def _write(self, scope: bytes, batch: Sequence[tuple[bytes, bytes]], row_bytes: int) -> int | None:
         """Write rows in one transaction: how many were added, or None where the disk refused."""
-        added = room = cleared = 0
+        added = fitting = cleared = 0
         is_written = False
         with self._survived(writing=True):
             with self._database.write_transaction() as connection:
                 number = self._shelf(connection, scope, row_bytes)
-                room, cleared = self._make_room(connection, number, len(batch), row_bytes)
+                fitting, cleared = self._evict(connection, number, len(batch), row_bytes)
                 query = "INSERT OR IGNORE INTO features (scope, row, value) VALUES (?, ?, ?)"
-                added = connection.executemany(query, [(number, *row) for row in batch[:room]]).rowcount
+                added = connection.executemany(query, [(number, *row) for row in batch[:fitting]]).rowcount
             is_written = True  # it ends whole, or with an error
         if not is_written:
             return None
         self._noted[scope] = self._clock()
-        self._count(kept=added, rejected=max(0, len(batch) - room), cleared=cleared)
+        self._count(kept=added, rejected=max(0, len(batch) - fitting), cleared=cleared)
         return added
 
     def _shelf(self, connection: sqlite3.Connection, scope: bytes, row_bytes: int) -> int:
@@ -613,8 +613,8 @@ class FeatureStore(Closing):
             raise damage("a scope has no number, or two")
         return int(found[0][0])
 
-    def _make_room(self, connection: sqlite3.Connection, wanting: int, rows: int, row_bytes: int) -> tuple[int, int]:
-        """For how many of the rows there is room, and how many others were dropped for them."""
+    def _evict(self, connection: sqlite3.Connection, wanting: int, rows: int, row_bytes: int) -> tuple[int, int]:
+        """For how many of the rows there is space, and how many others were dropped for them."""
         each = stored_bytes(row_bytes)
         cleared = 0
         while (missing := rows * each - self._free_bytes(connection)) > 0:

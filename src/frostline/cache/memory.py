@@ -54,7 +54,7 @@ class FeatureCache:
     """Features by sample id, for one scope. Safe for several threads.
 
     What came first stays; when the cache is full, later rows are not kept. An epoch reads every sample once
-    in a new order, so all samples are equally likely to be wanted next: with room for a share of them this
+    in a new order, so all samples are equally likely to be wanted next: with space for a share of them this
     rule hits exactly that share, while least-recently-used drops rows before they are wanted again (Mohan et
     al., "Analyzing and Mitigating Data Stalls in DNN Training", PVLDB 14(5), 2021: the MinIO cache).
 
@@ -113,7 +113,7 @@ class FeatureCache:
             return rows
 
     def put(self, ids: _Ids, tensors: Tensors) -> int:
-        """Keep rows as far as there is room; rows already kept stay as they are.
+        """Keep rows as far as there is space; rows already kept stay as they are.
 
         Args:
             ids: ``int64[n]``, not negative.
@@ -230,7 +230,7 @@ class DiskCache:
 
     @property
     def rejected(self) -> int:
-        """The number of rows that the cache on disk had no room for."""
+        """The number of rows that the cache on disk had no space for."""
         return self._store.statistics().rejected
 
     def contains(self, ids: _Ids) -> _Mask:
@@ -244,7 +244,7 @@ class DiskCache:
         return found, tensors if found.all() else tuple(tensor[found] for tensor in tensors)
 
     def put(self, ids: _Ids, tensors: Tensors) -> int:
-        """Keep rows as far as there is room, and say how many were added."""
+        """Keep rows as far as there is space, and say how many were added."""
         return self._store.put(self._scope, self._names.of(ids), tensors)
 
 
@@ -270,7 +270,7 @@ class TieredCache:
     """A cache in memory with one on disk behind it. Safe for threads.
 
     Args:
-        memory: cache in memory, which takes what is put and what is found on disk, as far as it has room.
+        memory: cache in memory, which takes what is put and what is found on disk, as far as it has space.
         disk: cache on disk, which takes what is put; None for memory alone.
     """
 
@@ -285,13 +285,13 @@ class TieredCache:
         return RowLayout(shapes=scope.shapes, dtypes=scope.dtypes).nbytes
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """What is put now is likely to be kept: nothing was turned away yet, or there is a disk."""
         return self._disk is not None or not self.memory.statistics().rejected
 
     @property
     def rejected(self) -> int:
-        """The number of rows that were put and found no room, neither in memory nor on disk."""
+        """The number of rows that were put and found no space, neither in memory nor on disk."""
         rejected = self.memory.statistics().rejected
         return rejected if self._disk is None else min(rejected, self._disk.rejected)
 
@@ -313,7 +313,7 @@ class TieredCache:
         return found, tensors
 
     def put(self, ids: _Ids, tensors: Tensors) -> None:
-        """Keep rows in both, as far as there is room, but none with Inf or NaN."""
+        """Keep rows in both, as far as there is space, but none with Inf or NaN."""
         finite = finite_rows(tensors, len(ids), self.memory.scope.dtypes)
         if not finite.all():
             ids, tensors = ids[finite], tuple(tensor[finite] for tensor in tensors)

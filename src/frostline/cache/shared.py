@@ -2,7 +2,7 @@
 
 Keeps features in an object store, where several nodes find them; nothing that goes wrong there reaches a caller.
 
-Writes rows to an object store behind the callers' backs, many to an object, and makes room there within a bound.
+Writes rows to an object store behind the callers' backs, many to an object, and evicts there to stay within a budget.
 """
 
 import threading
@@ -47,7 +47,7 @@ _BUNDLE_BYTES = 4 << 20
 _LINGER_S = 5.0
 # How much others wrote is looked up this often.
 _COUNT_EVERY_S = 300.0
-# Where nothing could make room, nothing is looked for again so soon.
+# Where nothing could be evicted, nothing is looked for again so soon.
 _CLEAR_EVERY_S = 60.0
 # Use is noted so coarsely that it costs a store next to nothing; well within what counts as unused.
 _NOTED_EVERY_S = 600.0
@@ -67,11 +67,11 @@ class PackedObjectWriter:
 
     Args:
         store: the store at the root of the cache.
-        budget_bytes: the bytes under the root, by all nodes; what nobody used for long makes room.
+        budget_bytes: the bytes under the root, by all nodes; what nobody used for long is evicted.
         memory_bytes: the most for rows that wait.
-        idle_s: the time unused after which rows make room for others.
+        idle_s: the time unused after which rows are evicted for others.
         written: function that is told of each object, with the keys of its rows.
-        removed: function that is told of each object that made room.
+        removed: function that is told of each object that was evicted.
         count: function that is told of what it did.
         clock: seconds that never go back.
     """
@@ -112,7 +112,7 @@ class PackedObjectWriter:
         return self._bytes_there
 
     def add(self, scope: bytes, rows: Sequence[Row]) -> None:
-        """Have rows written, as far as there is room for them to wait."""
+        """Have rows written, as far as there is space for them to wait."""
         with self._changed:
             refuses = self._is_closing or self._clock() < self._rests_until_s
             lost = len(rows) if refuses else self._write_buffer.add(scope, rows, self._clock())
@@ -176,7 +176,7 @@ class PackedObjectWriter:
     def _write(self, scope: bytes, rows: list[Row]) -> None:
         packed, data = pack_rows(scope, rows)
         try:
-            if self._clock() < self._rests_until_s or not self._has_room(scope, len(data)):
+            if self._clock() < self._rests_until_s or not self._fits(scope, len(data)):
                 self._count(rejected=len(rows))
                 return
             self._store.write(packed.name, data)
@@ -188,7 +188,7 @@ class PackedObjectWriter:
         self._count(kept=len(rows), objects=1, bytes_written=len(data))
         self._written(packed, [key for key, _ in rows])
 
-    def _has_room(self, scope: bytes, nbytes: int) -> bool:
+    def _fits(self, scope: bytes, nbytes: int) -> bool:
         now_s = self._clock()
         is_due = now_s - self._counted_s >= _COUNT_EVERY_S
         if is_due:
@@ -199,7 +199,7 @@ class PackedObjectWriter:
         return self._bytes_there + nbytes <= self._budget_bytes
 
     def _clear(self, scope: bytes, nbytes: int) -> None:
-        """Remove what nobody uses, where that makes room for so many bytes."""
+        """Remove what nobody uses, where that frees so many bytes."""
         store, self._cleared_s = self._store, self._clock()
         if not isinstance(store, Prunable):
             return
@@ -252,15 +252,15 @@ class SharedStatistics:
 
     Attributes:
         bytes: the bytes under the URL, by all nodes, as far as this one knows.
-        budget_bytes: the most that there may be; what nobody used for long makes room.
+        budget_bytes: the most that there may be; what nobody used for long is evicted.
         indexed_rows: rows whose place is remembered.
         hits: rows found there.
         kept: rows written there.
         objects: the written there.
         bytes_read: bytes read of values and of lists of keys.
         bytes_written: bytes written of whole objects.
-        cleared: objects removed by this node, because nobody had used their like for long and others wanted room.
-        rejected: rows that found no room there, or came faster than the store takes them.
+        cleared: objects removed by this node, because nobody had used their like for long and others needed the space.
+        rejected: rows that found no space there, or came faster than the store takes them.
         damaged: rows and lists of keys that are not what was written.
         late: rows for which a request waited in vain; if it grows, the store is too far away.
         failed: calls that the store refused or did not answer.
@@ -298,7 +298,7 @@ class SharedStore:
         budget_bytes: the most bytes under the root, by all nodes; several that write at once may go a little beyond.
         memory_bytes: the most for rows that wait to be written, and to remember where rows lie.
         wait_s: the longest that one call of ``get_into`` takes.
-        idle_s: features that nobody used for so long make room for others.
+        idle_s: features that nobody used for so long are evicted for others.
         clock: seconds that never go back.
     """
 
@@ -383,7 +383,7 @@ class SharedStore:
         named = [key for key in keys if key is not None]
         with self._lock:
             # Else it would be written again what is there, but not known yet.
-            is_ready = self._known.is_looked_through(scope) and self._known.has_room(scope, len(named))
+            is_ready = self._known.is_looked_through(scope) and self._known.fits(scope, len(named))
             known = dict(zip(named, self._known.find(scope, named), strict=True))
         if not is_ready:
             self._count(rejected=len(named))

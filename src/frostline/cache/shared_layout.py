@@ -1,4 +1,4 @@
-"""Decides how features lie in shared objects, in which one each row is, and which objects make room. Pure.
+"""Decides how features lie in shared objects, in which one each row is, and which objects are evicted. Pure.
 
 Remembers in which shared object each row lies. Pure.
 
@@ -155,7 +155,7 @@ class WriteBuffer:
         return sum(len(pile.rows) for pile in self._waiting.values())
 
     def add(self, scope: bytes, rows: Sequence[Row], now_s: float) -> int:
-        """Take rows, none of which waits twice, and say how many found no room."""
+        """Take rows, none of which waits twice, and say how many found no space."""
         for count, (key, value) in enumerate(rows):
             if self._bytes + len(value) > self._max_bytes:
                 return len(rows) - count
@@ -238,7 +238,7 @@ class ObjectIndex:
         """Whether all rows of a scope are known that were there at some time."""
         return scope in self._indexes and self._indexes[scope].is_looked_through
 
-    def has_room(self, scope: bytes, rows: int) -> bool:
+    def fits(self, scope: bytes, rows: int) -> bool:
         """Whether so many more rows of a scope could be remembered."""
         index = self._indexes.get(scope)
         return (0 if index is None else len(index)) + rows <= self._max_rows
@@ -249,7 +249,7 @@ class ObjectIndex:
         return set() if index is None else {packed.name for packed in index.packed_objects if packed is not None}
 
     def add(self, packed: PackedObject, keys: Sequence[bytes]) -> None:
-        """Remember the rows of an object, in their order, if there is room for them."""
+        """Remember the rows of an object, in their order, if there is space for them."""
         index = self._indexes.setdefault(packed.scope, _ScopeIndex())
         self._indexes.move_to_end(packed.scope)
         while len(self) + len(keys) > self._max_rows and len(self._indexes) > 1:
@@ -339,8 +339,8 @@ def _ids(keys: Sequence[bytes]) -> _Ints:
     return np.asarray(halves & np.iinfo(np.int64).max)
 
 
-# Less would have to be made room for again with the very next objects.
-_ROOM_PART = 16
+# Less would have to be freed again for the very next objects.
+_MIN_FREED_PART = 16
 _OURS = re.compile(r"([0-9a-f]{64})/.+", re.DOTALL)
 
 
@@ -399,7 +399,7 @@ def surplus(listing: Sequence[T], *, budget_bytes: int, wanted_bytes: int, now_s
         return []
     freed, removed = 0, []
     for folder in _in_turn(_folders(listing), now_s - idle_s):
-        if freed >= max(missing, budget_bytes // _ROOM_PART):
+        if freed >= max(missing, budget_bytes // _MIN_FREED_PART):
             break
         removed.append(folder)
         freed += folder.size

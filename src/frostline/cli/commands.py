@@ -19,7 +19,7 @@ from frostline.cli.index import index
 from frostline.cli.ingest import ingest
 from frostline.cli.io import io
 from frostline.cli.logs import end_logs, log_or_say
-from frostline.cli.options import as_json, command, epochs_option
+from frostline.cli.options import VerbGroup, as_json, command, epochs_option
 from frostline.cli.plan import plan
 from frostline.cli.serve import cert, control, serve
 from frostline.cli.show import DONE, FAILED, INTERRUPTED, MISTAKEN, ProgressBar, say
@@ -96,7 +96,7 @@ def _own_photographs(directory: Path, progress: ProgressBar) -> Path:
     return directory
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=VerbGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="frostline")
 def verbs() -> None:
     """Fine-tune pretrained networks on data that stays in its store.

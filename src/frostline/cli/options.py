@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # of those that keep to a control plane; others do without
 __all__ = (
     "NODE_MEMORY",
     "VerbCommand",
+    "VerbGroup",
     "allowed_hosts_option",
     "as_json",
     "audit_log",
@@ -309,6 +310,48 @@ def section_of(name: str) -> str:
     return found or _BEGINNINGS.get(name.partition("_")[0], _REST)
 
 
+# Commands of other programs, by ours.
+_VERBS: Mapping[str, str] = {
+    **dict.fromkeys(("finetune", "fine-tune", "fit", "run"), "train"),
+    **dict.fromkeys(("classify", "eval", "evaluate", "infer", "inference", "score", "test"), "predict"),
+    **dict.fromkeys(("embed", "encode", "features"), "extract"),
+    **dict.fromkeys(("convert", "copy", "download", "import", "pack", "upload"), "ingest"),
+    **dict.fromkeys(("describe", "list", "ls", "split", "stats"), "index"),
+    **dict.fromkeys(("benchmark", "cost", "estimate", "profile"), "plan"),
+    **dict.fromkeys(("node", "server", "start", "up"), "serve"),
+    **dict.fromkeys(("check", "diagnose", "env", "info"), "doctor"),
+    **dict.fromkeys(("monitor", "ps", "status"), "top"),
+}
+# Options of other programs that have no counterpart here, and what to do instead.
+_INSTEAD: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("num_workers", "pin_memory", "prefetch_factor", "workers"), "Reading ahead tunes itself, so leave it out."
+    ),
+    **dict.fromkeys(
+        ("amp", "fp16", "half", "mixed_precision", "precision"),
+        "Write --accuracy fp16 for the frozen layers, or --bf16 for the head.",
+    ),
+    **dict.fromkeys(("bind", "host", "port"), "Write --listen 0.0.0.0:7070."),
+    **dict.fromkeys(
+        ("debug", "quiet", "verbose"), "Write --log-format json for every event, or --json for the result."
+    ),
+    **dict.fromkeys(("accelerator", "devices", "gpu", "gpus"), "Write --device cuda."),
+    "pretrained": "Weights come with the name of the model; --weights random takes none.",
+}
+
+
+class VerbGroup(click.Group):
+    """Verbs, of which those of other programs lead to ours."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The verb that is meant."""
+        if (meant := _VERBS.get(args[0])) and args[0] not in self.commands:
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {meant!r}?", ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+
 class VerbCommand(click.Command):
     """A verb whose help shows options by what they are about, and few of many.
 
@@ -344,10 +387,12 @@ class VerbCommand(click.Command):
             raise click.MissingParameter(says, ctx=error.ctx, param=error.param) from error
         except click.NoSuchOption as error:
             names = {opt.lstrip("-").replace("-", "_"): opt for param in self.params for opt in param.opts}
-            meant = synonym(error.option_name.lstrip("-").replace("-", "_"), names)
-            if not meant:
+            given_name = error.option_name.lstrip("-").replace("-", "_")
+            meant = synonym(given_name, names)
+            instead = f" Did you mean {names[meant]!r}?" if meant else f" {_INSTEAD.get(given_name, '')}"
+            if not instead.strip():
                 raise
-            raise click.NoSuchOption(error.option_name, possibilities=[names[meant]], ctx=ctx) from error
+            raise click.UsageError(f"No such option {error.option_name!r}.{instead}", ctx=ctx) from error
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What the verb does; its first paragraph alone where help is short."""
@@ -491,7 +536,7 @@ _DATA = (
     click.option(
         "--split",
         metavar="NAME",
-        help="Name of the split to use, which the data defines or index --split saved.",
+        help="Name of the split to use, which the data defines or frostline index --split saved.",
     ),
     click.option(
         "--near",
@@ -578,7 +623,8 @@ _JOB = (
         "--cut",
         type=int,
         metavar="N",
-        help="Number of the cut to use instead of the planned ones; frostline plan lists them.",
+        help="Number of the cut to use, the layer after which the trainer takes over, instead of the planned ones; "
+        "frostline plan lists them.",
     ),
     click.option(
         "--codec",

@@ -140,7 +140,7 @@ def print_table(
             table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(*map(text, row))
-    # Who reads a file or a pipe wants whole lines; a table takes no more room than it needs.
+    # Who reads a file or a pipe wants whole lines; a table takes no more width than it needs.
     console = Console()
     console = console if console.is_terminal else Console(width=_WIDE)
     # Not the table's own title, which would be folded to the table's width.
@@ -369,7 +369,7 @@ def _in_words(
 ) -> str:
     match event:
         case ColumnsDropped():
-            return f"there is no place for these columns, which stay with {event.url}: {', '.join(event.columns)}"
+            return f"the copy cannot hold these columns, which stay with {event.url}: {', '.join(event.columns)}"
         case NodeFull():
             return f"the node is full, asking again in {event.delay_s:.1f} s (attempt {event.attempt}): {event.reason}"
         case NodeJoined() | NodeLeft() | NodeLost() | NodeBack() | NodeExcluded() | NodeRestarted():

@@ -101,13 +101,13 @@ _RECIPE = (
     click.option(
         "--metrics",
         metavar="NAME,...",
-        help="Metrics of the held-out samples, the main one first. "
-        + "; ".join(f"For {task}: {', '.join(names)}" for task, names in METRICS_OF.items())
+        help="Metrics of the held-out samples, the main one first; "
+        + "; ".join(f"for {task}: {', '.join(names)}" for task, names in METRICS_OF.items())
         + ". Default: accuracy for classes, all metrics for the others.",
     ),
     click.option(
         "--lora",
-        metavar="PLACE:r=RANK",
+        metavar="LAYER,...:r=RANK",
         help="Train LoRA adapters in these layers, such as layers.10-11:r=8, and the classifier, instead of all weights"
         " after --until. alpha= and dropout= may follow.",
     ),

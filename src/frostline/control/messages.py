@@ -184,7 +184,7 @@ class StageReport:
 
     @classmethod
     def from_json(cls, value: object) -> Self:
-        """Read a report that a stranger sent.
+        """Read a report that an untrusted client sent.
 
         Raises:
             BadRequest: The JSON is no report; the sentence names the field.

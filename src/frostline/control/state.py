@@ -118,7 +118,7 @@ class StageColumns:
     """
 
     def __init__(self) -> None:
-        # A forgotten stage leaves an empty row, and no key, until rows are moved to make room.
+        # A forgotten stage leaves an empty row, and no key, until rows are moved to free them.
         self._rows: dict[_Key, int] = {}
         self._keys: list[_Key | None] = []
         self._columns = np.zeros(0, _COLUMNS)
@@ -243,12 +243,12 @@ class StageColumns:
 
     def _new_row(self, key: _Key) -> int:
         if len(self._keys) == len(self._columns):
-            self._make_room()
+            self._grow()
         self._rows[key] = len(self._keys)
         self._keys.append(key)
         return self._rows[key]
 
-    def _make_room(self) -> None:
+    def _grow(self) -> None:
         rows = list(self._rows.values())
         columns, given = self._columns[rows], self._given[rows]
         self._rows = {key: row for row, key in enumerate(self._rows)}
@@ -398,7 +398,7 @@ class ControlState:
 
     @property
     def remembered(self) -> list[StageRecord]:
-        """The same, and of stages that have ended as far as there was room to remember them."""
+        """The same, and of stages that have ended as far as they are remembered."""
         return list(self._records.values())
 
     @property
@@ -525,7 +525,7 @@ class ControlState:
         if report.version > _MAX_AHEAD + (0 if before is None else before.version):
             raise BadRequest(f"version: stage {report.stage} was given no settings of version {report.version}")
         if before is None:
-            self._make_room(tenant)
+            self._count_stage(tenant)
             before = StageRecord(tenant=tenant, report=report, heard_s=now_s)
         report = report.after(before.report)
         self._announce(before, report, now_s)
@@ -619,7 +619,7 @@ class ControlState:
             record = self._records[key]
             self._put(replace(record, held=record.settings, asked_s=math.inf))
 
-    def _make_room(self, tenant: str) -> None:
+    def _count_stage(self, tenant: str) -> None:
         """Forget a stage of the tenant that has ended where it has too many; what that moved is in no count then."""
         maximum = max(1, self.settings.max_stages // max(1, len(self.settings.tenants)))
         if self._counts[tenant] < maximum:

@@ -147,7 +147,7 @@ class RecordStore:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             _LOG.error("cannot write the state to %s: %s; reports are refused until it can be", self._path, error)
-            raise Unavailable(f"the control plane cannot keep its state: {error}; make room on its disk") from error
+            raise Unavailable(f"the control plane cannot keep its state: {error}; free space on its disk") from error
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from typing import Any, get_args
 from platformdirs import user_cache_path
 
 from frostline.core.errors import SettingError
-from frostline.core.hints import suggest_names
+from frostline.core.hints import add_field_hints, suggest_names
 from frostline.core.system import usable_cores, usable_memory_bytes
 
 __all__ = (
@@ -318,6 +318,7 @@ ACTIONS = ("read", "compute", "upload", "list", "train")
 """What a tenant may be allowed to do: have samples sent, networks run on them, and networks sent; list data; train."""
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantSettings(TokenHolder):
     """One tenant of a node: its identity, its rights and its quotas. A quota of None is limited by the node alone.
@@ -376,6 +377,7 @@ def default_node_memory_bytes() -> int:
     return max(64 * _MIB, usable // 4, min(6 * _GIB, usable // 2))
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class NodeSettings:
     """Resources and limits of a node.
@@ -400,9 +402,9 @@ class NodeSettings:
             ``cuda:0,cuda:1``, share the work.
         device_batch: samples in one forward pass of the frozen layers, a multiple of 8.
         max_requests: maximum requests running or waiting at once, uploads included; one more is refused with 429. Up to
-            half of these places are kept for tenants that have no request.
+            half of these slots are kept for tenants that have no request.
         min_bytes_per_s: minimum upload rate in bytes per second. An upload that takes a minute longer than at this rate
-            is aborted, and frees its place and memory. Lower it for slower links.
+            is aborted, and frees its slot and memory. Lower it for slower links.
         batching: rule that forms device batches from waiting samples. ``fair`` fills batches across requests and
             tenants and divides the device by the tenants' weights; ``hapi`` and ``fixed`` are for comparison.
         tenants: the tenants that may use the node. If empty, everyone may, as one tenant.
@@ -423,7 +425,7 @@ class NodeSettings:
             disk space, at most 50 GiB, and nothing if that is little.
         shared_cache: URL below which features are kept for all nodes with the same setting. None keeps none there.
         shared_cache_bytes: maximum bytes below ``shared_cache``, of all nodes together; features that nobody used for
-            an hour are deleted to make room.
+            an hour are deleted to free space.
         shared_cache_wait_s: maximum seconds to wait for a batch's features from ``shared_cache`` before they are
             computed; set it to about the time that computing a batch takes.
         allow_anonymous: True lets a node without tenants listen on addresses other than loopback: whoever can reach it
@@ -545,6 +547,7 @@ class IoSettings:
             object.__setattr__(self, "window_bytes", self.memory_bytes // 4)
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoaderSettings:
     """How a job's loader requests features: how much at once, what it keeps, and when it gives up.
@@ -565,12 +568,12 @@ class LoaderSettings:
         cache_bytes: bytes of the trainer's memory for features that are kept between epochs; 0 keeps none.
         cache_folder: folder at the trainer that also keeps features on disk, for later epochs and later jobs, which
             then need not request them; jobs on one machine may share it. None is a folder in the user's cache folder
-            where a network's features come from nodes on other machines and all have room there; else none are kept.
+            where a network's features come from nodes on other machines and all have space there; else none are kept.
         cache_disk_bytes: maximum bytes of the features in ``cache_folder``; 0 keeps none on disk. None is 10 GiB, and
             in the user's cache folder at most a quarter of the free disk space.
         cached_augmentations: number N of random augmentations cached per sample: epoch ``e`` uses number ``e mod N``. 0
             draws new ones in each epoch and caches none.
-        max_reorder: number of places by which a sample may overtake the earliest sample that has not arrived. 0 keeps
+        max_reorder: number of positions by which a sample may overtake the earliest one that has not arrived. 0 keeps
             the order; None hands out whatever has arrived. Every sample still comes once per epoch. Jobs with several
             ranks, worker processes or replays always keep the order.
         hedge_quantile: share, above 0 and up to 1, of earlier requests. A request that takes longer than this share of

@@ -204,7 +204,7 @@ _KNOWN_SCHEMAS: Mapping[Any, Mapping[str, Any]] = {
 
 
 def read_declared(kind: type[T], value: object, what: str, path: str = "") -> T:
-    """Read a message that a stranger sent as JSON.
+    """Read a message that an untrusted client sent as JSON.
 
     Args:
         kind: class of the message, a data class.
@@ -255,7 +255,7 @@ def refuse_unknown_fields(body: Mapping[str, Any], known: Iterable[str], what: s
 def first_twice(names: Iterable[N]) -> N | None:
     """The first of some names that comes twice, in the order in which its second one comes; None if there is none.
 
-    The names may be a stranger's, as many as a body holds: it looks at each once.
+    The names may be an untrusted client's, as many as a body holds: it looks at each once.
     """
     seen: set[N] = set()
     for name in names:
@@ -450,7 +450,7 @@ class Schemas:
 
         Args:
             kind: the type.
-            is_asked: True for what strangers send: fields with a default may be left out, and others are refused. Of
+            is_asked: True for what clients send: fields with a default may be left out, and others are refused. Of
                 what is answered, all fields are there, and later versions may have more.
         """
         marks = getattr(kind, "__metadata__", ())

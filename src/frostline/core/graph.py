@@ -205,7 +205,7 @@ def buckets(max_length: int) -> tuple[int, ...]:
 
 
 def bucket_of(tokens: int, lengths: Sequence[int]) -> int:
-    """The least of some rising lengths that has room for so many tokens, which depends on nothing else."""
+    """The least of some rising lengths that holds so many tokens, which depends on nothing else."""
     return next((length for length in lengths if length >= tokens), lengths[-1])
 
 

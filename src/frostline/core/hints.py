@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 __all__ = (
     "Hinting",
     "HintingType",
+    "add_field_hints",
     "add_hints",
     "data_hint",
     "hint_for",
@@ -21,7 +22,10 @@ __all__ = (
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("address", "endpoint", "host", "node_address", "node_url", "nodes", "port", "server"), ("near",)),
     **dict.fromkeys(("freeze_to", "freeze_until", "frozen_until", "layer", "layers"), ("until", "freeze")),
-    **dict.fromkeys(("data_dir", "data_files", "data_path", "dataset", "path", "root", "uri"), ("url", "data")),
+    **dict.fromkeys(
+        ("data_dir", "data_files", "data_path", "dataset", "input_dir", "path", "root", "train_data", "uri"),
+        ("url", "data"),
+    ),
     **dict.fromkeys(("feature_extractor", "image_processor", "processor"), ("transform",)),
     **dict.fromkeys(("callback", "callbacks", "observe", "observer"), ("on_event",)),
     **dict.fromkeys(("beside", "save_manifest"), ("manifest_location",)),
@@ -51,16 +55,25 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("labels", "y"), ("targets",)),
     **dict.fromkeys(("column_names", "info", "schema"), ("columns",)),
     **dict.fromkeys(("augmentation", "transforms"), ("transform", "preprocess")),
+    **dict.fromkeys(("concat", "concatenate_datasets", "union"), ("concatenate",)),
+    **dict.fromkeys(("max_epochs", "n_epochs", "num_epochs", "num_train_epochs"), ("epochs",)),
+    **dict.fromkeys(("csv", "jsonl", "tsv"), ("urls",)),
+    **dict.fromkeys(("tar", "wds"), ("webdataset",)),
     "bs": ("batch_size",),
     "cache_dir": ("cache", "cache_folder"),
     "class_weights": ("weights",),
     "embeddings": ("features",),
     "groupby": ("split_by",),
-    "limit": ("num_samples",),
+    **dict.fromkeys(("logdir", "output", "output_dir", "output_path", "save_dir"), ("out",)),
+    **dict.fromkeys(("checkpoint", "ckpt", "ckpt_path", "run_dir"), ("run", "resume")),
+    "lr": ("learning_rate",),
     "network": ("model",),
-    "random_state": ("seed",),
+    **dict.fromkeys(("data_seed", "random_seed", "random_state", "shuffle_seed"), ("seed",)),
     "summary": ("explain",),
     "target_column": ("targets",),
+    "warmup": ("warm_up",),
+    "warmup_steps": ("warm_up",),
+    "wd": ("weight_decay",),
 }
 # The line to write with one of our names.
 _EXAMPLES: Mapping[str, str] = {
@@ -81,6 +94,12 @@ _CALLS: Mapping[str, str] = {
     "Job.loader": "job.loader(batch_size=32, shuffle=True, data=part)",
     "Dataset.train_test_split": "data.train_test_split(test_size=0.2, seed=0)",
     "freeze": 'freeze(model, until="layer4")',
+    "BlockShuffle": "BlockShuffle(samples=16, mixed=64)",
+    "FeatureMixup": "FeatureMixup(alpha=0.2)",
+    "FeatureNoise": "FeatureNoise(share=0.1)",
+    "Mixture": "Mixture(parts=[cats, dogs], ratios=[3, 1])",
+    "Ranks": "Ranks(rank=0, world_size=2)",
+    "Recipe": 'Recipe(epochs=3, optimizer="adamw", learning_rate=1e-3)',
     "imagenet": "preprocess.imagenet(224, augment=True)",
     "loader": 'loader("photos", batch_size=32, shuffle=True)',
     "offload": 'offload(model, "photos", near="http://store-1:7070")',
@@ -92,7 +111,7 @@ _OF_WORKERS = (
 )
 _INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(
-        ("multiprocessing_context", "num_workers", "persistent_workers", "timeout", "worker_init_fn", "workers"),
+        ("multiprocessing_context", "num_proc", "num_workers", "persistent_workers", "worker_init_fn", "workers"),
         _OF_WORKERS,
     ),
     **dict.fromkeys(
@@ -104,7 +123,50 @@ _INSTEAD: Mapping[str, str] = {
         "other numbers come with a transform: write transform=v2.Compose([..., v2.Normalize(mean, std)])",
     ),
     **dict.fromkeys(
-        ("subset", "validation_split"),
+        ("crop_pct", "interpolation", "re_prob", "ToTensor"),
+        "a transform says it: write transform=timm.data.create_transform(224), or one of torchvision",
+    ),
+    **dict.fromkeys(
+        ("after_item", "item_tfms", "item_transforms"),
+        "write transform=v2.Compose([...]) for images, or map=function for samples",
+    ),
+    **dict.fromkeys(
+        ("after_batch", "aug_transforms", "batch_tfms", "batch_transforms"),
+        "write augment=function, which takes a batch and gives another one",
+    ),
+    **dict.fromkeys(("mixup", "mixup_alpha", "mixup_fn"), "write augment=FeatureMixup(alpha=0.2)"),
+    **dict.fromkeys(
+        ("buffer_size", "local_shuffle_buffer_size", "shuffle_algo", "shuffle_block_size", "shuffle_buffer_size"),
+        "shuffle=True draws from all samples without a buffer, so leave {name} out; shuffle=BlockShuffle(samples=16) "
+        "reads neighbours together",
+    ),
+    **dict.fromkeys(
+        ("local", "remote"), 'data is read where it lies and needs no copy: write "s3://bucket/photos" alone'
+    ),
+    **dict.fromkeys(
+        ("handler", "ignore_errors", "on_error", "skip_errors"),
+        "samples that cannot be read are left out, named and counted, so leave {name} out; "
+        "settings=LoaderSettings(max_skipped_fraction=0.01) bounds their share",
+    ),
+    **dict.fromkeys(
+        ("epochs", "repeat", "repeats"), "a pass is an epoch: write for loader in loader(...).epochs(range(10))"
+    ),
+    **dict.fromkeys(
+        ("limit_batches", "max_batches", "num_batches", "steps", "steps_per_epoch"),
+        "write itertools.islice(loader, 10) for 10 batches",
+    ),
+    **dict.fromkeys(("limit", "max_samples"), "a part is a data set: write data.take(100)"),
+    **dict.fromkeys(("resampled", "replacement"), "weights=[1.0] * len(data) draws with replacement"),
+    **dict.fromkeys(
+        ("channels_last", "memory_format"), "write x = x.to(memory_format=torch.channels_last) in the loop"
+    ),
+    **dict.fromkeys(("compress", "compression"), 'what crosses is compressed by itself; accuracy="fp16" rounds it too'),
+    **dict.fromkeys(("timeout", "timeout_s"), "write settings=LoaderSettings(deadline_s=120, retry_for_s=60)"),
+    **dict.fromkeys(
+        ("interleave", "probabilities"), "write data=Mixture(parts=[cats, dogs], ratios=[3, 1]) of a loader"
+    ),
+    **dict.fromkeys(
+        ("subset", "valid_pct", "valid_split", "validation_split"),
         "parts are data sets: write train, held_out = data.split(0.2), and loader(train, batch_size=32)",
     ),
     **dict.fromkeys(
@@ -112,7 +174,7 @@ _INSTEAD: Mapping[str, str] = {
         "labels are numbers of classes: write torch.nn.functional.one_hot(batch.labels) in the loop",
     ),
     **dict.fromkeys(
-        ("distributed", "num_replicas", "num_shards", "rank", "world_size"),
+        ("distributed", "nodesplitter", "num_replicas", "num_shards", "rank", "split_by_node", "world_size"),
         "ranks of torch.distributed share an epoch by themselves; others write ranks=Ranks(rank=0, world_size=2)",
     ),
     **dict.fromkeys(
@@ -155,7 +217,7 @@ _INSTEAD: Mapping[str, str] = {
     ),
     **dict.fromkeys(("color_mode", "is_training", "label_names"), "the data says it, so leave {name} out"),
     **dict.fromkeys(
-        ("cache", "materialize", "persist"),
+        ("cache", "cache_limit", "keep_in_memory", "materialize", "max_cache_size", "persist"),
         "features and samples are kept between epochs by themselves; LoaderSettings(cache_bytes=...) bounds them",
     ),
     "head": "write data.take(5), or data.to_pandas()",
@@ -166,10 +228,15 @@ _INSTEAD: Mapping[str, str] = {
         "a function changes samples as they are loaded: write loader(data, batch_size=32, map=function)",
     ),
     "cuda": 'write batch = batch.to("cuda")',
+    "non_blocking": "write batch = batch.to(device) in the loop, which does not block",
+    "verbose": "write print(job.explain()), or on_event=print for each event",
     "pin_memory": "batches for a model on a GPU are pinned by themselves, so leave pin_memory out; "
     "settings=LoaderSettings(pin_memory=True) forces it",
-    "prefetch_factor": "the window of what is read ahead tunes itself, so leave prefetch_factor out; "
-    "settings=LoaderSettings(window_bytes=1 << 28) bounds its bytes",
+    **dict.fromkeys(
+        ("predownload", "prefetch_batches", "prefetch_factor", "prefetch_size", "use_prefetcher"),
+        "the window of what is read ahead tunes itself, so leave {name} out; "
+        "settings=LoaderSettings(window_bytes=1 << 28) bounds its bytes",
+    ),
     "sampler": "the order is drawn from shuffle=True, seed=0 and epoch=0; weights=[...] draws by weights, "
     "data=data.take(rows) gives rows in an order of your own, and "
     "torch.distributed or ranks=Ranks(...) shares an epoch",
@@ -218,7 +285,10 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
             ("backbone", "features", "model", "net", "network"),
             "the network is your own model; job.head is its trained part",
         ),
-        **dict.fromkeys(("named_parameters", "parameters"), "write model.parameters(), or job.head.parameters()"),
+        **dict.fromkeys(
+            ("named_parameters", "parameters", "trainable_parameters"),
+            "write model.parameters(), or job.head.parameters()",
+        ),
         **dict.fromkeys(("eval", "zero_grad"), "the head is the module: write job.head.{name}()"),
         **dict.fromkeys(
             ("load_state_dict", "save", "save_pretrained", "state_dict"),
@@ -233,10 +303,95 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
             "write job.loader(batch_size=32, data=held_out)",
         ),
         **dict.fromkeys(("embed", "encode", "extract"), _EXTRACT),
+        **dict.fromkeys(
+            ("batch_size", "drop_last", "shuffle"),
+            "it is a loader's: write job.loader(batch_size=32, shuffle=True)",
+        ),
+        **dict.fromkeys(("cpu", "cuda", "device", "to"), "the head runs where your network is: write model.to(device)"),
+        **dict.fromkeys(("forward", "__call__"), "write job.head(batch.features)"),
         "fit": _LOOP,
         "predict": "write job.head(batch.features), or run frostline predict --run RUN --data photos",
     },
-    "Job.loader": {"epochs": "write for loader in job.epochs(32, range(10)), or epoch=0"},
+    "Job.loader": {
+        "epochs": "write for loader in job.epochs(32, range(10)), or epoch=0",
+        "skip": "write itertools.islice(loader, 10, None), or loader.load_state_dict(state)",
+        **dict.fromkeys(("split", "train"), 'write data=job.data["train"], where the data has such a split'),
+    },
+    "Job.train": dict.fromkeys(
+        ("batch_size", "epochs", "learning_rate", "loss", "lr", "num_epochs", "optimizer"),
+        'what is trained how is a recipe: write job.train(Recipe(epochs=3, optimizer="adamw", learning_rate=1e-3))',
+    ),
+    "Recipe": {
+        **dict.fromkeys(
+            ("criterion", "loss"),
+            "the loss follows from the targets: write frostline train --loss, or a loop of your own",
+        ),
+    },
+    "LoaderSettings": {
+        "cache": "write cache_bytes=1 << 30 for memory, and cache_folder=folder for disk",
+        "cache_size": "write cache_bytes=1 << 30",
+        "cache_dir": "write cache_folder=folder",
+        **dict.fromkeys(("timeout", "timeout_s"), "write deadline_s=120, or retry_for_s=60"),
+        **dict.fromkeys(
+            ("memory", "memory_bytes"), "write window_bytes=1 << 28 for what is in flight, and cache_bytes"
+        ),
+    },
+    "NodeSettings": {
+        **dict.fromkeys(
+            ("host", "listen", "port"),
+            "it is an option of the command: write frostline serve --listen 0.0.0.0:7070",
+        ),
+        **dict.fromkeys(("memory", "max_memory"), "write memory_bytes=4 << 30"),
+        **dict.fromkeys(("num_workers", "threads", "workers"), "write decode_threads=4, or read_threads=64"),
+    },
+    "Dataset()": {
+        **dict.fromkeys(
+            ("batch_size", "drop_last", "shuffle"),
+            "it is a loader's: write loader(data, batch_size=32, shuffle=True)",
+        ),
+    },
+    "Dataset": {
+        **dict.fromkeys(
+            ("dataloader", "dataloaders", "get_dataloader", "loader", "to_dataloader", "to_torch"),
+            "batches are a loader's: write loader(data, batch_size=32, shuffle=True)",
+        ),
+        **dict.fromkeys(("as_numpy", "as_numpy_iterator", "numpy"), "write offload(None, data).arrays(32)"),
+        **dict.fromkeys(("random_sample", "sample"), "write data.shuffle(seed=0).take(5)"),
+        **dict.fromkeys(
+            ("class_counts", "class_weights", "value_counts"),
+            "write numpy.bincount(data.targets), and weights={{name: weight}} of a loader",
+        ),
+        **dict.fromkeys(("to_dict", "to_list"), "write data.to_pandas(), or data.column(name).to_pylist()"),
+        **dict.fromkeys(("export", "save"), "write frostline ingest photos copy --format parquet on the command line"),
+        **dict.fromkeys(("validate", "verify"), "run frostline doctor --data photos"),
+        **dict.fromkeys(("get_label", "label"), "write data.targets[0], or data.classes[data.targets[0]]"),
+        **dict.fromkeys(("id", "ids"), "write data.samples.ids"),
+        "repartition": "data is read where it lies and has no partitions, so leave repartition out",
+        "flatten_indices": "rows are taken without a copy, so leave flatten_indices out",
+        "epochs": "write for batches in loader(data, batch_size=32).epochs(range(10))",
+        "repeat": "write for batches in loader(data, batch_size=32).epochs(range(10))",
+    },
+    "BlockShuffle": dict.fromkeys(("block_size", "size"), "write samples=16, the neighbours that one request reads"),
+    "FeatureMixup": dict.fromkeys(("p", "prob"), "write alpha=0.2, of the distribution Beta(alpha, alpha)"),
+    "FeatureNoise": dict.fromkeys(("scale", "sigma", "std"), "write share=0.1, of each sample's own size"),
+    "audio": dict.fromkeys(("rate", "sampling_rate", "sr"), "write sample_rate=16_000"),
+    "TenantSettings": {
+        **dict.fromkeys(("limit", "quota"), "write requests=4, work_bytes=1 << 30, or device_s_per_s=0.5"),
+        "priority": "write weight=2.0",
+    },
+    "imagenet": dict.fromkeys(("is_training", "train", "training"), "write augment=True"),
+    "loader": {"dtype": "write x = x.to(torch.float16), or torch.autocast, in the loop"},
+    "Dataset.split": {
+        **dict.fromkeys(("lengths", "test_size", "train_size"), "write data.split(0.2), the share to hold out"),
+        "stratify": "each class is divided by the share, so leave stratify out",
+    },
+    "Dataset.shuffle": {"buffer_size": "all samples are shuffled, so leave buffer_size out"},
+    "Dataset.train_test_split": {
+        "shuffle": "the parts are drawn by the seed, so leave shuffle out; data[:80] and data[80:] divide in order"
+    },
+    "Batch.to": dict.fromkeys(
+        ("dtype", "memory_format"), "write x = batch.features.to({name}=...), or torch.autocast in the loop"
+    ),
     "freeze": dict.fromkeys(("image_size", "img_size", "input_size", "shape"), "write input_shape=(3, 224, 224)")
     | dict.fromkeys(("n_layers", "num_layers"), 'write until="layer4", the name of the last layer to freeze'),
     "offload": {
@@ -246,6 +401,11 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("freeze", "until"), 'write offload(freeze(model, until="layer4"), data)'),
         "device": "the trained layers run where your network is: write model.to(device) before",
+        **dict.fromkeys(("criterion", "loss", "lr", "optimizer", "scheduler"), f"{_LOOP}"),
+        **dict.fromkeys(
+            ("eval_data", "test_data", "val_data", "valid_data"),
+            "write job.loader(batch_size=32, data=held_out), of train, held_out = data.split(0.2)",
+        ),
     },
     "Loader": {
         **dict.fromkeys(("map", "shuffle"), "it is an argument: write loader(data, batch_size=32, {name}=...)"),
@@ -258,12 +418,18 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         "drop_last": "it is an argument: write loader(data, batch_size=32, drop_last=True)",
         "prefetch": "batches are read ahead by themselves, so leave prefetch out",
         "reset": "each for begins a pass at the loader's beginning, so leave reset out",
+        **dict.fromkeys(("class_names", "vocab"), "write data.classes, of data = Dataset(...)"),
+        **dict.fromkeys(("length", "n", "num_batches"), "write len(loader), or len(loader.dataset)"),
+        **dict.fromkeys(("get_next", "next", "one_batch"), "write batch = next(iter(loader))"),
+        **dict.fromkeys(("labels", "targets"), "write data.targets, of data = Dataset(...)"),
         "skip": "write itertools.islice(loader, 10, None), or loader.load_state_dict(state)",
+        **dict.fromkeys(("eval", "train"), "a loader has no mode: write model.{name}()"),
         "take": "write itertools.islice(loader, 10)",
     },
     "batch": {
         **dict.fromkeys(("items", "keys", "values"), "write x, y = batch, or batch.features and batch.labels"),
-        **dict.fromkeys(("float", "half"), "write batch.features.{name}()"),
+        **dict.fromkeys(("double", "float", "half"), "write batch.features.{name}()"),
+        "cpu": 'write batch.to("cpu")',
         **dict.fromkeys(("shape", "size"), "write len(batch), or batch.features.shape"),
         **dict.fromkeys(
             ("filenames", "names", "paths"),
@@ -275,11 +441,43 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("Trainer", "finetune", "fit", "train"), _LOOP),
         **dict.fromkeys(("embed", "extract"), _EXTRACT),
         **dict.fromkeys(("Client", "connect", "init"), 'write offload(model, "photos", near="http://store-1:7070")'),
+        **dict.fromkeys(("predict", "score"), "run frostline predict --run RUN --data photos --out predictions.csv"),
+        **dict.fromkeys(("evaluate", "test", "validate"), f"{_LOOP}, which scores held-out samples"),
+        **dict.fromkeys(("Node", "NodeClient", "Server", "serve"), "run frostline serve --data-root /data"),
+        **dict.fromkeys(("cost", "plan", "profile"), "run frostline plan --data photos --model NAME --until LAYER"),
+        **dict.fromkeys(
+            ("manual_seed", "seed_everything", "set_seed"),
+            "write seed=0 of a loader, and torch.manual_seed(0) for the head",
+        ),
+        **dict.fromkeys(
+            ("Config", "settings"), "write LoaderSettings(...) for a job, or NodeSettings(...) for its node"
+        ),
+        **dict.fromkeys(("cut", "split_model"), 'write offload(freeze(model, until="layer4"), "photos")'),
+        **dict.fromkeys(("FrostlineError", "exceptions"), "write frostline.errors.FrostlineError"),
+        **dict.fromkeys(("Model", "load_model"), "a network of PyTorch is one: write timm.create_model(...)"),
+        "compile": "write torch.compile(model) before freeze",
+        "embeddings": _EXTRACT,
+        "load": 'write Dataset("photos") for data, and torch.load("head.pt") for a head',
+        "split": "write train, held_out = data.split(0.2)",
         "create_model": 'write timm.create_model("resnet18", pretrained=True)',
         "unfreeze": "write layer.requires_grad_(True), and job.refreeze()",
     },
     "preprocess": dict.fromkeys(
-        ("Compose", "clip", "compose", "timm", "torchvision", "transforms", "vit"),
+        (
+            "AutoAugment",
+            "Compose",
+            "Grayscale",
+            "RandAugment",
+            "RandomCrop",
+            "RandomErasing",
+            "clip",
+            "compose",
+            "random_crop",
+            "timm",
+            "torchvision",
+            "transforms",
+            "vit",
+        ),
         "write preprocess.from_transform(transform), of one of torchvision or timm, or a processor of transformers",
     ),
 }
@@ -375,8 +573,9 @@ def add_hints(function: F) -> F:
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        for given in kwargs.keys() - known:
-            hint = hint_for(given, known, name, _fields_of(function, known))
+        for given in (name for name in kwargs if name not in known):  # the first that was written
+            owner = "Dataset()" if name == "Dataset" else name  # whose attributes have other hints
+            hint = hint_for(given, known, owner, _fields_of(function, known))
             raise TypeError(f"{name}() got an unexpected keyword argument {given!r}{hint}")
         if name in _CALLS:
             try:
@@ -386,6 +585,15 @@ def add_hints(function: F) -> F:
         return function(*args, **kwargs)
 
     return cast(F, checked)
+
+
+K = TypeVar("K")
+
+
+def add_field_hints(kind: type[K]) -> type[K]:
+    """Have a class of settings refuse fields that it does not have with the line to write instead."""
+    kind.__init__ = add_hints(kind.__init__)  # type: ignore[method-assign]
+    return kind
 
 
 _CALLED = {"ArrayLoader": "Loader", "_Epoch": "Loader"}

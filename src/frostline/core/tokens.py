@@ -27,7 +27,7 @@ _AT_ONCE = 10
 _EVERY_S = 6.0
 _ADDRESSES = 4096
 _SAID_EVERY_S = 60.0
-# Addresses that the log names in that time: whoever has a network has more addresses than a log has room for lines.
+# Addresses that the log names in that time: whoever has a network has more addresses than a log can name.
 _MAX_NAMED = 16
 # Bits of an IPv6 address that one site has: it may use all addresses below.
 _SITE = 64

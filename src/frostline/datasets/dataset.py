@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core import URLS, Samples, SampleTable, Skipped
-from frostline.core.config import CHANGED, MANIFEST_LOCATIONS, cache_folder, describe_value
+from frostline.core.config import CHANGED, MANIFEST_LOCATIONS, cache_folder, check_type, describe_value
 from frostline.core.errors import DataError, SampleError, SettingError
 from frostline.core.events import Observer
 from frostline.core.hints import Hinting, HintingType, add_hints, data_hint, suggest_names
@@ -89,6 +89,11 @@ class _KnownNames:
             raise SettingError("masks are read with their samples: take the targets of data[0], or of a loader's batch")
         return columns.at(np.arange(len(self)))
 
+    def __add__(self: Any, other: "Dataset") -> "Dataset":
+        joined: Dataset = self.concatenate(other)
+        return joined
+
+    @add_hints
     def shuffle(self: Any, seed: int = 0) -> "Dataset":
         """The same samples in a seeded random order, 8 bytes a sample; a loader with ``shuffle=True`` needs none."""
         shuffled: Dataset = self.take(np.random.default_rng(seed).permutation(len(self)))
@@ -452,6 +457,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             SettingError: the shares or the seed make no sense, or there is no such column.
             DataError: a sample has no value in that column, or a part would be empty.
         """
+        check_type("seed", seed, int)
         if isinstance(shares, Mapping):
             parts = self.selection.divide(list(shares.values()), seed, by=by, balanced=balanced)
             found = {name: self._part_number(parts, number) for number, name in enumerate(shares)}
@@ -541,8 +547,9 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             return self._split(name, self._named.load())
         if isinstance(name, slice):
             return self.take(np.arange(*name.indices(len(self)), dtype=np.int64))
-        if isinstance(name, list) or (isinstance(name, np.ndarray) and name.ndim):
-            return self.take(name)
+        rows: Any = name  # also a tensor of torch, which data sets need not know
+        if isinstance(name, list) or (hasattr(rows, "ndim") and rows.ndim):
+            return self.take(rows)
         return self.__getitems__([name])[0]
 
     def __getitems__(self, places: Sequence[SupportsIndex]) -> list[tuple[Any, Any]]:
@@ -567,9 +574,12 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             yield from self.__getitems__(range(start, min(len(self), start + _READ_TOGETHER)))
 
     def _row(self, place: SupportsIndex) -> int:
+        if not hasattr(place, "__index__"):
+            takes = "a data set is indexed by a number, a slice, a list of numbers or the name of a split"
+            raise TypeError(f"{takes}, not {describe_value(place)}")
         row = place.__index__()
         if not -len(self) <= row < len(self):
-            raise IndexError(f"{self._url} has {len(self)} samples, and none at place {row}")
+            raise IndexError(f"index {row} is out of range: {self._url} has {len(self)} samples")
         return row % len(self)
 
     def _reader_here(self) -> SequentialReader:

@@ -73,7 +73,7 @@ def opened_copy(path: Path, file: pq.ParquetFile) -> tuple[ManifestColumns, Mapp
     """Make the copy of a manifest and open it; where the cache folder takes none, in a temporary one, which is logged.
 
     Raises:
-        OutOfSpace: there is no room in the folder for temporary files either.
+        OutOfSpace: there is no space in the folder for temporary files either.
         AccessDenied: The temporary folder cannot be written to.
     """
     try:

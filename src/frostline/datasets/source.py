@@ -2,7 +2,7 @@
 
 Where a data set's manifest and saved splits come from: its own store, or a node that lists it.
 
-Reads a manifest that a node has sent as what a stranger made: nothing of it is used before all of it was checked.
+Reads a manifest that a node has sent as untrusted: nothing of it is used before all of it was checked.
 
 Data sets of the Hugging Face hub: their Parquet files in its client's cache, fetched where they are not there.
 """
@@ -407,7 +407,7 @@ class NodeListing:
             return self._opened(exchange, head, self._place(head, stack))
 
     def _place(self, head: ManifestHead, stack: ExitStack) -> Path:
-        """The folder for a manifest: in the cache, or a temporary one where that has no room for it."""
+        """The folder for a manifest: in the cache, or a temporary one where that has no space for it."""
         if head.is_known:
             return self._folder
         why: Exception = OutOfSpace("the disk is full")
@@ -677,6 +677,7 @@ class ManifestSource:
 
 
 _SCHEME = "hf:"
+_SHARD_PATTERN = re.compile(r"\{\d+\.\.\d+\}", re.ASCII)  # as WebDataset has it
 _ADDRESS = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 _WAY = "write hf:OWNER/DATASET, or hf:OWNER/DATASET@REVISION"
 _FILES = "*.parquet"
@@ -694,8 +695,12 @@ def canonical_url(url: str, near: str | Sequence[str] | None) -> str:
         SettingError: the URL is none that Frostline reads, or a node is to list what the hub has.
         DataNotFound: see ``_folder_of_hub``.
     """
+    if pattern := _SHARD_PATTERN.search(url):
+        folder = url[: pattern.start()].rpartition("/")[0] or "."
+        give = "a file of their URLs" if url.startswith("http") else f"their folder, {folder}, and all of them are read"
+        raise SettingError(f"{url} names shards by a pattern: give {give}")
     if not url.startswith(_SCHEME):
-        return normalise_url(url)
+        return normalise_url(url if near else str(Path(url).expanduser()) if url.startswith("~") else url)
     if near:
         raise SettingError(f"{url} is read from the cache of this machine, which no node lists: leave near= out")
     return _folder_of_hub(url)

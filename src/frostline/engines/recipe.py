@@ -69,7 +69,7 @@ class EngineRecipe:
         if not 1 <= self.cut <= len(self.cuts):
             raise BadRequest(f"cut must be from 1 to {len(self.cuts)} for this prefix, not {self.cut}")
         if self.max_rows < 1 or self.threads < 1:
-            raise BadRequest("an engine needs room for one row and one thread at least")
+            raise BadRequest("an engine needs memory for one row and one thread at least")
         if self.levels is not None and not self._is_of_images:
             raise EngineUnsupported("the network takes no images of as many channels as its preprocessing gives")
 

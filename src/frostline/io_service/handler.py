@@ -374,7 +374,7 @@ class RequestHandler:
         job: job that sent it.
         upstream: the upstream to the node.
         row_cache: row cache of all jobs.
-        room: bytes under way.
+        in_flight: bytes under way.
         deliver: function that lends and sends rows; raises ``ClientDisconnected`` where nobody takes them.
     """
 
@@ -382,7 +382,7 @@ class RequestHandler:
     job: str
     upstream: Transport
     row_cache: RowCache
-    room: ByteLimiter
+    in_flight: ByteLimiter
     deliver: Callable[[Delivered], None]
     _is_gone: threading.Event = field(default_factory=threading.Event)
     _flight: RowFetch | None = None
@@ -401,7 +401,7 @@ class RequestHandler:
         scope = _scope_of(self.request)
         keys = _request_keys(self.request, scope)
         self._rows = [None] * len(keys)
-        with self.room.reserve(self.job, self.request, scope, self._is_gone.is_set) as ticket:
+        with self.in_flight.reserve(self.job, self.request, scope, self._is_gone.is_set) as ticket:
             self._check_gone()
             self._ticket = ticket
             while self._cursor < len(keys):
@@ -410,7 +410,7 @@ class RequestHandler:
     def abandon(self) -> None:
         """Nobody wants the answer: end what it fetches, unless others wait for that."""
         self._is_gone.set()
-        self.room.wake()
+        self.in_flight.wake()
         self.row_cache.wake()
         flight = self._flight
         if flight is not None and not self.row_cache.orphan(flight):
@@ -460,7 +460,7 @@ class RequestHandler:
             for batch in fetching.begin(self.upstream.features(request)):
                 rows = list(_rows_of(batch, places))
                 self.row_cache.take_rows(flight, [(keys[place], row) for place, row in rows], batch.nbytes)
-                self.room.learn(scope, batch)
+                self.in_flight.learn(scope, batch)
                 for place, row in rows:
                     self._rows[place] = row
                 self._go_on(flight)

@@ -4,7 +4,7 @@ Keeps rows that came, least recently used out first, and knows which are on thei
 
 Decides which request may be made now, so that jobs share the bytes under way fairly. Pure.
 
-Lets requests wait for room among the bytes under way: the threads around ``InFlightBudget``.
+Lets requests wait until the bytes under way allow them: the threads around ``InFlightBudget``.
 """
 
 import math
@@ -74,7 +74,7 @@ class RowCacheStatistics:
         hits: rows that were kept when they were asked for.
         joined: rows that were on their way for another request when they were asked for.
         misses: rows that were neither, and were read.
-        evicted: rows that made room for others.
+        evicted: rows that were evicted for others.
     """
 
     rows: int
@@ -135,7 +135,7 @@ class RowCache:
         """Keep no more than so many bytes from now on."""
         with self._changed:
             self._budget_bytes = budget_bytes
-            self._make_room(0)
+            self._evict(0)
 
     def claim(self, keys: Sequence[Key | None], flight: RowFetch) -> list[Row | RowFetch | None]:
         """For each row: itself, or the flight that brings it, or None: then it is this flight that has to.
@@ -150,7 +150,7 @@ class RowCache:
             return found
 
     def take_rows(self, flight: RowFetch, rows: Sequence[tuple[Key | None, Row]], nbytes: int) -> None:
-        """Rows of one batch came; keep finite ones as far as there is room, and hand all to whoever waits."""
+        """Rows of one batch came; keep finite ones as far as there is space, and hand all to whoever waits."""
         named = [(key, row) for key, row in rows if key is not None]
         batch = next((row.batch for _, row in named), None)
         finite = () if batch is None else _finite(batch)
@@ -233,13 +233,13 @@ class RowCache:
             del self._coming[key]
 
     def _keep(self, rows: Sequence[tuple[Key, Row]], size: int) -> None:
-        self._make_room(size)
+        self._evict(size)
         shelved = _Shelved([key for key, _ in rows], size)
         self._order[shelved] = None
         self._bytes += size
         self._kept.update((key, (row, shelved)) for key, row in rows)
 
-    def _make_room(self, size: int) -> None:
+    def _evict(self, size: int) -> None:
         while self._bytes + size > self._budget_bytes:
             oldest, _ = self._order.popitem(last=False)
             self._bytes -= oldest.nbytes
@@ -256,7 +256,7 @@ class JobBytes:
     Attributes:
         expected_bytes: bytes still to come for requests that were let go ahead.
         lent_bytes: number of bytes in blocks that it has and has not given back.
-        waiting: requests that wait for room.
+        waiting: requests that wait for the budget.
     """
 
     expected_bytes: int
@@ -274,7 +274,7 @@ class _Ticket:
 class InFlightBudget:
     """Bytes under way: those that were asked for and have not come, and those that a job was lent. Not for threads.
 
-    The next request is the oldest of the job with the fewest bytes, and goes ahead where there is room for it. So a job
+    The next request is the oldest of the job with the fewest bytes, and goes ahead where it fits. So a job
     alone has all of it, several that want more than there is come to have the same, and whoever wants less has what it
     wants: shares are max-min fair. A large request at the front is not passed by smaller ones of other jobs.
 
@@ -412,7 +412,7 @@ class ByteLimiter:
 
     @contextmanager
     def reserve(self, job: str, request: FeatureRequest, scope: bytes, is_over: Callable[[], bool]) -> Iterator[int]:
-        """Wait for room for an answer, unless it is over; yields the ticket under which its blocks are lent."""
+        """Wait until an answer fits, unless it is over; yields the ticket under which its blocks are lent."""
         with self._changed:
             ticket = self._budget.ask(job, self._expected(request, scope))
             self._grant()

@@ -137,11 +137,11 @@ class Sender:
         bytes_read: bytes of these that were read for this answer.
     """
 
-    def __init__(self, sock: socket.socket, session: Session, answer: int, room: ByteLimiter) -> None:
+    def __init__(self, sock: socket.socket, session: Session, answer: int, in_flight: ByteLimiter) -> None:
         self._socket = sock
         self._session = session
         self._answer = answer
-        self._room = room
+        self._in_flight = in_flight
         self._block = 0
         self.bytes_sent = 0
         self.bytes_read = 0
@@ -169,11 +169,11 @@ class Sender:
         self.bytes_read += delivered.read_bytes
 
     def _lend(self, ticket: int, nbytes: int) -> None:
-        self._room.lend(ticket, nbytes)
+        self._in_flight.lend(ticket, nbytes)
         try:
             self._session.lend(self._answer, self._block, nbytes)
         except ClientDisconnected:
-            self._room.give_back(self._session.job, nbytes)
+            self._in_flight.give_back(self._session.job, nbytes)
             raise
 
 
@@ -218,7 +218,7 @@ class IoService:
         self._listening = listening
         self._accepting = accepting or nullcontext()
         self._row_cache = RowCache(settings.memory_bytes - settings.window_bytes)
-        self._room = ByteLimiter(settings.window_bytes)
+        self._in_flight = ByteLimiter(settings.window_bytes)
         self._poller = Poller()
         self._tidy = ThreadPoolExecutor(1, "frostline-io-tidy")
         self._lock = threading.Lock()
@@ -257,7 +257,7 @@ class IoService:
 
     def bound(self, *, requests: int, window_bytes: int) -> None:
         """Let no more requests and bytes be under way from now on, beside one request of each job."""
-        self._room.bound(window_bytes, requests)
+        self._in_flight.bound(window_bytes, requests)
 
     def bound_cache(self, nbytes: int) -> None:
         """Keep no more than so many bytes of rows from now on."""
@@ -275,7 +275,7 @@ class IoService:
 
     def statistics(self) -> dict[str, Any]:
         """Where it stands, as plain values."""
-        jobs = self._room.jobs()
+        jobs = self._in_flight.jobs()
         with self._lock:
             sessions = list(self._sessions.values())
             totals = {
@@ -293,9 +293,9 @@ class IoService:
             "uptime_s": time.monotonic() - self._started,
             "totals": totals,
             "window": {
-                "budget_bytes": self._room.total_bytes,
-                "used_bytes": self._room.used_bytes,
-                "peak_bytes": self._room.peak_bytes,
+                "budget_bytes": self._in_flight.total_bytes,
+                "used_bytes": self._in_flight.used_bytes,
+                "peak_bytes": self._in_flight.peak_bytes,
             },
             "cache": asdict(self._row_cache.statistics()),
             "jobs": {job: {"processes": pids, **asdict(jobs.get(job, _NOTHING))} for job, pids in processes.items()},
@@ -369,7 +369,9 @@ class IoService:
 
     def _attend(self, sock: socket.socket, says: dict[str, str], pid: int) -> None:
         """Follow a process until it ends."""
-        session = Session(says["session"], says["job"], pid, lambda nbytes: self._room.give_back(says["job"], nbytes))
+        session = Session(
+            says["session"], says["job"], pid, lambda nbytes: self._in_flight.give_back(says["job"], nbytes)
+        )
         ended = threading.Event()
         told = Records(sock, session, ended.set)
         with self._lock:
@@ -451,13 +453,13 @@ class IoService:
         number = says.get("answer")
         if not isinstance(number, int) or not 0 <= number < 1 << 63:
             raise BadRequest("a request has a number")
-        sender = Sender(sock, session, number, self._room)
+        sender = Sender(sock, session, number, self._in_flight)
         answering = RequestHandler(
             request=request,
             job=session.job,
             upstream=self._upstream,
             row_cache=self._row_cache,
-            room=self._room,
+            in_flight=self._in_flight,
             deliver=sender,
         )
         with self._lock:

@@ -263,7 +263,7 @@ class IoCollector(Collector):
 def serve_metrics(
     address: str, statistics: Callable[[], Mapping[str, Any]], names: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """Serve the metrics over HTTP meanwhile, to whoever reaches the address, within the limits of strangers.
+    """Serve the metrics over HTTP meanwhile, to whoever reaches the address, within the limits of untrusted clients.
 
     Args:
         address: ``HOST:PORT`` to listen on.

@@ -270,7 +270,7 @@ def _plain(name: str) -> str:
 
 
 def _printable(text: str, longest: int) -> str:
-    """As much of a text as a report has room for, without what could not be shown."""
+    """As much of a text as a report may hold, without what could not be shown."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
 
 

@@ -301,18 +301,18 @@ class TrainerEngine:
 
 
 def _trials(context: JobContext, keep: Callable[[str, Engine], None]) -> Trials:
-    room_bytes = usable_memory_bytes() // _PART
+    memory_bytes = usable_memory_bytes() // _PART
     policy = TrialPolicy(
         device=context.device,
         rows=(context.settings.device_batch,),
         threads=(len(usable_cores()),),
         keeps_freed=keeps_freed_memory(),
-        max_bytes=room_bytes,
+        max_bytes=memory_bytes,
         here=True,
     )
     prompt = [offer.name for offer in OFFERS if offer.name != REFERENCE and is_prompt(offer.name)]
-    room = EngineMemory(weights_bytes=room_bytes, run_bytes=room_bytes)
-    return Trials(cache_folder() / "engines", policy, room, longest_s=_TRIAL_S, engines=prompt, keep=keep)
+    memory = EngineMemory(weights_bytes=memory_bytes, run_bytes=memory_bytes)
+    return Trials(cache_folder() / "engines", policy, memory, longest_s=_TRIAL_S, engines=prompt, keep=keep)
 
 
 def _pixels(context: JobContext) -> npt.NDArray[np.float32]:

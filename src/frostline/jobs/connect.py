@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -36,7 +37,7 @@ from frostline.transport import Transport
 from frostline.wire.messages import FeatureRequest
 from frostline.wire.node_lists import NodeList
 
-__all__ = ("ask_ahead", "asked_early", "first_of", "members_of", "reach")
+__all__ = ("AskedNodes", "ask_ahead", "asked_early", "first_of", "members_of", "reach")
 
 
 # Samples that are asked for before there is a network: what a processor computes in some seconds.
@@ -163,11 +164,30 @@ def ask_ahead(
     return SamplesAhead(ask, parts, transport)
 
 
+class AskedNodes(tuple[str, ...]):
+    """URLs of nodes that were asked for a job's first samples before the job was made.
+
+    Args:
+        nodes: the URLs.
+        ahead: the samples; None where none are worth it.
+    """
+
+    ahead: SamplesAhead | None
+
+    def __new__(cls, nodes: Sequence[str], ahead: SamplesAhead | None) -> Self:
+        """Keep the samples beside the URLs."""
+        asked = super().__new__(cls, nodes)
+        asked.ahead = ahead
+        return asked
+
+
 @contextmanager
 def asked_early(
     data: Dataset, first: Samples, nodes: Sequence[str], settings: LoaderSettings, accuracy: str | float
-) -> Iterator[SamplesAhead | None]:
-    """Samples that are asked for before a job can be made; None where its nodes are on this machine, or several.
+) -> Iterator[Sequence[str]]:
+    """Ask a job's nodes for its first samples before the job can be made, unless they are on this machine, or several.
+
+    Yields the URLs to make the job with, as ``near`` of ``offload``: ``AskedNodes`` where they were asked.
 
     Args:
         data: data set of photographs.
@@ -177,11 +197,11 @@ def asked_early(
         accuracy: accuracy of the job.
     """
     if len(nodes) != 1 or is_loopback(nodes[0]) or NodeList.is_one(nodes[0]) or nodes[0].startswith(SCHEME):
-        yield None
+        yield nodes
         return
     asking = RetryPolicy(retry_for_s=settings.retry_for_s, on_event=_nobody)
     with closing(HttpTransport(nodes[0], settings)) as transport:
-        yield ask_ahead(data, first, imagenet(224), transport, asking, nodes, settings, accuracy)
+        yield AskedNodes(nodes, ask_ahead(data, first, imagenet(224), transport, asking, nodes, settings, accuracy))
 
 
 def members_of(transport: Transport, nodes: Sequence[str]) -> Sequence[str]:

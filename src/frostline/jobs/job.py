@@ -344,6 +344,9 @@ class Job(JobTable, Hinting, Closing):
         """
         return Epochs(self.loader(batch_size, **options), epochs)
 
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a job is no loader: write for x, y in job.loader(batch_size=32, shuffle=True)")
+
     def row_reader(self, batch_size: int) -> RowReader:
         """What reads rows of the job's data in another process, on this machine or elsewhere, as the job would.
 

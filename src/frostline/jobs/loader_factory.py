@@ -165,14 +165,14 @@ def keeps_all(nbytes: int, preprocess: Preprocess, settings: LoaderSettings) -> 
 
 
 def features_on_disk(settings: LoaderSettings) -> FeatureStore | None:
-    """The cache on disk, opened; None where none is kept there, or the disk has no room for it.
+    """The cache on disk, opened; None where none is kept there, or the disk has no space for it.
 
     Raises:
         SettingError: The folder cannot be used, or the maximum is too small.
     """
     if settings.cache_folder is None or not settings.max_disk_bytes:
         return None
-    return FeatureStore.where_room(Path(settings.cache_folder), settings.max_disk_bytes)
+    return FeatureStore.try_open(Path(settings.cache_folder), settings.max_disk_bytes)
 
 
 def has_kept_features(folder: Path, samples: Samples) -> bool:
@@ -210,7 +210,7 @@ class CachePolicy:
             self._scope, self._caches = scope, {}
 
     def rejected_rows(self) -> int:
-        """The number of rows that no cache of the job had room for."""
+        """The number of rows that no cache of the job had space for."""
         return sum(cache.rejected for cache in self._caches.values())
 
     @property

@@ -261,7 +261,7 @@ class Shipped(Protocol):
     def ship(self, context: "JobContext", before_upload: Callable[[], None]) -> str | None:
         """Bring it there. Returns why it cannot be; None if it is."""
 
-    def no_room(self, context: "JobContext") -> str | None:
+    def lacking_memory(self, context: "JobContext") -> str | None:
         """Find out why the nodes, which have it, have no memory to run it; None where they do."""
 
     def settle(self, context: "JobContext", find: Callable[[], str | None]) -> str | None:
@@ -324,7 +324,7 @@ class Shipping:
             if refused := self._network.ship(self._context, self._let_pass):
                 return refused
             self._sent.set_result(True)
-            return self._network.no_room(self._context)
+            return self._network.lacking_memory(self._context)
 
     def _let_pass(self) -> None:
         seen, shipment = self._context.transport.statistics, self._context.shipment

@@ -26,14 +26,13 @@ from frostline.datasets.dataset import DatasetLike, dataset_from, steps_left_of
 from frostline.datasets.source import is_loopback
 from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
-from frostline.jobs.connect import ask_ahead, first_of, members_of, reach
+from frostline.jobs.connect import AskedNodes, ask_ahead, first_of, members_of, reach
 from frostline.jobs.context import JobContext, trial_request
 from frostline.jobs.job import Job, JobParts
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, features_on_disk, finite_check
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.workers import WorkerSetup
-from frostline.loaders.ahead import SamplesAhead
 from frostline.loaders.arguments import shows_options
 from frostline.loaders.fetch import Fetcher, RetryPolicy
 from frostline.loaders.forked_workers import serve_forked
@@ -130,46 +129,11 @@ def offload(
         NodeUnreachable: No node answers at any of the addresses in ``near``.
         Refused: The node does not serve the data, or does not run the network; the message says why.
     """
-    return make_job(
-        model,
-        data,
-        preprocess=preprocess,
-        transform=transform,
-        near=near,
-        cut=cut,
-        codec=codec,
-        policy=policy,
-        accuracy=accuracy,
-        epochs=epochs,
-        frozen_in_eval=frozen_in_eval,
-        settings=settings,
-        node=node,
-        on_event=on_event,
-    )
-
-
-def make_job(
-    model: "nn.Module | None",
-    data: DatasetLike,
-    *,
-    preprocess: Preprocess | None = None,
-    transform: Transform | None = None,
-    near: str | Sequence[str] | None = None,
-    cut: int | None = None,
-    codec: str | None = None,
-    policy: str = "best",
-    accuracy: str | float = FLOAT32,
-    epochs: int = 1,
-    frozen_in_eval: bool = False,
-    settings: LoaderSettings | None = None,
-    node: NodeSettings | None = None,
-    on_event: Observer | None = None,
-    ahead: SamplesAhead | None = None,
-) -> Job:
-    """The job of ``offload``, whose arguments it takes; ``ahead`` are samples that were asked for before."""
     check_type("settings", settings, LoaderSettings, NoneType)
-    if not isinstance(near, str | Sequence | NoneType):
-        raise SettingError(f"near takes a node's address, such as http://store-1:7070, or a list of them, not {near!r}")
+    _check_near(near)
+    if not callable(on_event or warn_user):
+        raise SettingError(f"on_event takes a function of an event, such as print, not {on_event!r}")
+    ahead = near.ahead if isinstance(near, AskedNodes) else None
     data = dataset_from(data, near, None if settings is None else settings.token)
     if isinstance(node, str):
         raise SettingError(f"node takes the settings of a node in this process: for one elsewhere give near={node!r}")
@@ -177,7 +141,7 @@ def make_job(
     on_event = on_event or warn_user
     settings, node = settings or LoaderSettings(), node or NodeSettings()
     offered_precisions(accuracy)  # refuses what makes no sense before anything is done
-    _check_policy(policy, cut, codec)
+    _check_policy(policy, cut, codec, epochs)
     data = data.refresh()
     if preprocess is not None and transform is not None:
         raise SettingError("preprocess and transform say the same thing: give one of them")
@@ -252,7 +216,11 @@ def _prepared(
         SettingError: A model is given and the job has no steps; or a transform was given as steps.
     """
     if preprocess is not None and not isinstance(preprocess, Preprocess) and callable(preprocess):
+        if preprocess is imagenet:
+            raise SettingError("preprocess takes the steps that imagenet gives: write imagenet(224)")
         raise SettingError("preprocess takes steps of frostline.preprocess: give a transform as transform=")
+    if isinstance(preprocess, str | int):
+        raise SettingError(f"preprocess takes steps, not {preprocess!r}: write frostline.preprocess.imagenet(224)")
     check_type("preprocess", preprocess, Preprocess, NoneType)
     if isinstance(preprocess, Preprocess):
         return preprocess, None
@@ -428,14 +396,23 @@ def _fallback(network: "PartitionedModel | None", begun: Beginning) -> str | Non
 
 
 def _plain_cut(nodes: Sequence[str], preprocess: Preprocess) -> int:
-    """Where no frozen layers are shipped: samples wait encoded, and are decoded when there is room for their pixels.
+    """Where no frozen layers are shipped: samples wait encoded, and are decoded when there is memory for their pixels.
 
     A ready format has pixels, which a node in this process hands on from where its files are mapped.
     """
     return 0 if nodes or preprocess.stored is None else 1
 
 
-def _check_policy(policy: str, cut: int | None, codec: str | None) -> None:
+def _check_near(near: object) -> None:
+    if not isinstance(near, str | Sequence | NoneType) or not all(isinstance(url, str) for url in near or ()):
+        raise SettingError(f"near takes a node's address, such as http://store-1:7070, or a list of them, not {near!r}")
+
+
+def _check_policy(policy: str, cut: int | None, codec: str | None, epochs: int) -> None:
+    check_type("cut", cut, int, NoneType)
+    check_type("epochs", epochs, int)
+    if epochs < 1:
+        raise SettingError(f"epochs must be at least 1, not {epochs}")
     if policy not in POLICIES:
         raise SettingError(f"there is no policy {policy!r}; there are {', '.join(POLICIES)}")
     if cut is not None and policy != "best":
@@ -476,8 +453,8 @@ def _kept_for_later_jobs(context: JobContext, nodes: Sequence[str]) -> JobContex
     try:
         make_private_folder(folder)
         there = sum(file.stat().st_size for file in folder.iterdir())
-        room = (there + shutil.disk_usage(folder).free) // _SHARE_OF_DISK
-        kept = replace(kept, cache_disk_bytes=min(room, kept.max_disk_bytes))
+        usable_bytes = (there + shutil.disk_usage(folder).free) // _SHARE_OF_DISK
+        kept = replace(kept, cache_disk_bytes=min(usable_bytes, kept.max_disk_bytes))
         store = features_on_disk(kept) if max(needed, _MIN_DISK_BYTES) <= kept.max_disk_bytes else None
     except (OSError, SettingError):  # nobody asked for it
         return context

@@ -195,7 +195,7 @@ class PartitionedModel:
         return Shipment(digest=digest_of(artifact), artifact=artifact, is_settled=threading.Event())
 
     def ship(self, context: JobContext, before_upload: Callable[[], None] | None = None) -> str | None:
-        """Bring the frozen part to the nodes. Returns why they have no room for it, in their words; None if they do.
+        """Bring the frozen part to the nodes. Returns why they have no memory for it, in their words; None if they do.
 
         That is told, and is no reason to end the job: the frozen layers then run here.
 
@@ -228,7 +228,7 @@ class PartitionedModel:
             context: context of the job.
             nodes: URLs of its nodes; none for one in this process.
             lacking: function that is told by the transport meanwhile: those that cannot run the engine that was chosen.
-            refused: the reason why the nodes have no room for the frozen part; None where they do.
+            refused: the reason why the nodes have no memory for the frozen part; None where they do.
         """
         situation = situate(context, refused)
         if len(nodes) > 1 or (context.cut or 0) > 1:
@@ -239,7 +239,7 @@ class PartitionedModel:
 
     def refusal(self, context: JobContext) -> str | None:
         """Ship the network, and find out why the nodes do not run it up to the frost line; None where they do."""
-        return self.settle(context, lambda: self.ship(context) or self.no_room(context))
+        return self.settle(context, lambda: self.ship(context) or self.lacking_memory(context))
 
     def settle(self, context: JobContext, find: Callable[[], str | None]) -> str | None:
         """Find out why the nodes do not run the network, None where they do, and let those go on who wait for that.
@@ -256,7 +256,7 @@ class PartitionedModel:
             context.shipment.settle(refused)
         return refused
 
-    def no_room(self, context: JobContext) -> str | None:
+    def lacking_memory(self, context: JobContext) -> str | None:
         """Find out why the nodes, which have the network, have no memory to run it; None where they do.
 
         Nothing is measured: a node says so by its weights and by what a run would take. The reason, in its words, is

@@ -297,7 +297,7 @@ def situate(context: JobContext, refused: str | None = None) -> Situation:
 
     Args:
         context: context of the job.
-        refused: the reason why the node has no room for the frozen part; None where it has.
+        refused: the reason why the node has no memory for the frozen part; None where it has.
 
     Raises:
         Refused: The node will not serve the data, or not run the network for another reason than its memory.

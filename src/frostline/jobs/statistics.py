@@ -503,9 +503,10 @@ def warn_user(event: Event) -> None:
         _LOG.warning("%s; more are counted by the job's statistics", printable(event.first))
 
 
+_UNDIVIDED = "no plan was measured: there is no network to divide"
 _UNPLANNED = (
-    "no plan was measured: there is no model, or the job began with all frozen layers at the node and is too short for "
-    "measuring to pay (LoaderSettings.measure_first measures before it begins)"
+    "no plan was measured: the job is too short for measuring to pay, and began with all frozen layers at the node; "
+    "LoaderSettings(measure_first=True) measures before it begins"
 )
 _BOTH_SIDES = (
     "node and trainer both ran the frozen layers: each request went to the side that was expected to be done with it "
@@ -562,7 +563,7 @@ class Explanation(ShownInNotebooks):
         yield "measured", "; ".join(self._measured()).removeprefix("measured: ")
 
     def __str__(self) -> str:
-        unplanned = _BOTH_SIDES if self.are_both_sides else _UNPLANNED
+        unplanned = _BOTH_SIDES if self.are_both_sides else _UNPLANNED if "head" in dict(self.where) else _UNDIVIDED
         lines = [str(self.diagnosis), unplanned if self.plan is None else explain(self.plan)]
         lines += [f"not cut as it stands: {self.fallback}"] if self.fallback else []
         lines += [f"{part}: {where}" for part, where in self.where]

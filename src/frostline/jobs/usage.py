@@ -78,7 +78,7 @@ class UsageMeter:
     Args:
         transport: way to the nodes, whose counters and connections are read.
         collector: collector that counts what the job does, and sees its loop.
-        rejected: function that gives the number of samples that the cache had no room for.
+        rejected: function that gives the number of samples that the cache had no space for.
         follower: follower that keeps the job's requests to its share of a control plane; None where there is none.
         has_own_process: the node works in a process of its own, and not in this one.
     """

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from frostline.core import SampleTable, View
 from frostline.core.config import check_arguments, check_type
 from frostline.core.errors import OrderMismatch, SettingError, Unavailable
+from frostline.core.hints import add_field_hints
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import dataset_from
 from frostline.loaders.sample_map import SampleFunction
@@ -100,7 +101,7 @@ def order_of(
         raise SettingError("weights draw an order of their own, by the seed: leave out shuffle, or give no weights")
     if blend is not None:
         if weights is not None:
-            raise SettingError("a blend has ratios: draw by weights from one data set, or blend parts of it")
+            raise SettingError("a mixture has ratios: draw by weights from one data set, or mix parts of it")
         return blend.order(shuffle=bool(shuffle), seed=seed, epoch=epoch)
     if isinstance(shuffle, BlockShuffle):
         return BlockOrder(size=len(data), seed=seed, epoch=epoch, blocks=shuffle)
@@ -121,18 +122,24 @@ def make_replay(data: Dataset, order: EpochOrder, recorded: RecordedOrder) -> Re
     return Replay(recorded=recorded, order=order)
 
 
-def _weights(data: Dataset, given: GivenWeights) -> Weights:
+def _weights(data: Dataset, given: GivenWeights | str) -> Weights:
     if isinstance(given, Mapping):
         unknown = sorted(set(given) - set(data.classes))
         if unknown:
             raise SettingError(f"there is no class {unknown[0]!r}: the data has {', '.join(data.classes)}")
         labels = {data.classes.index(name): weight for name, weight in given.items()}
         return Weights(weights_by_class(data.samples.labels, labels))
+    if isinstance(given, str):
+        raise SettingError(
+            f"weights takes a number for each sample, or for each class by name, not {given!r}: write "
+            "weights={name: 1 / n for name, n in zip(data.classes, numpy.bincount(data.targets))}"
+        )
     if len(given) != len(data):
         raise SettingError(f"{len(given)} weights were given for {len(data)} samples")
     return Weights(given)
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mixture:
     """Parts of one data set, interleaved by fixed ratios in each epoch; see ``ordering.MixtureOrder``.
@@ -154,7 +161,7 @@ class Mixture:
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise SettingError("a blend has at least one part")
+            raise SettingError("a mixture has at least one part")
         self.order(shuffle=False, seed=0, epoch=0)  # refuses what makes no sense
 
     def concatenate(self) -> Dataset:
@@ -184,6 +191,7 @@ class KeyValueStore(Protocol):
         """Add to a number, which is 0 at first, and give what it is then."""
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
     """The processes that share an epoch. Environment variables of launchers are not read.

@@ -182,7 +182,7 @@ class BatchFiller(Closing):
             self._is_awaited = False
             if self._prefetcher is not None:
                 self._prefetcher.stall_ends()
-        self._schedule()  # there is room for another one
+        self._schedule()  # another one fits
         return found
 
     def close(self) -> None:
@@ -376,7 +376,7 @@ class CachedRows:
             yield from self._read(cache, run, np.flatnonzero(held.is_on_disk), tell)
 
     def keep(self, batch: FeatureBatch) -> None:
-        """Keep rows that arrived for the epochs to come, where there is a cache with room for them."""
+        """Keep rows that arrived for the epochs to come, where there is a cache with space for them."""
         if self._source.cache is not None and len(batch):
             self._source.cache.put(batch.ids, batch.tensors)
 

@@ -86,7 +86,7 @@ class EpochStream:
     def waits_for(self, before: "EpochStream") -> bool:
         """Its features are found where those of the epoch before are kept, if it is asked for after that."""
         cache = self.source.cache
-        return cache is not None and cache is before.source.cache and cache.has_room
+        return cache is not None and cache is before.source.cache and cache.has_space
 
     def fetch(self, ask: Ask) -> Iterator[FeatureBatch]:
         """Make a request for some of its rows."""
@@ -214,7 +214,7 @@ class NextEpochPrefetch(Closing):
         self._planned = rows.plan_requests(begins=offset == 0)
 
     def _draw(self) -> PlannedRequest | None:
-        """The next request of the run; None where there is none now. Called as the window has room, in any thread."""
+        """The next request of the run; None where there is none now. Called as the window allows, in any thread."""
         while True:
             place = self._drawing
             request = next(self._planned, None)

@@ -400,28 +400,28 @@ class LocalStage:
 class _Turns:
     """Lets some threads in at a time; of those that wait, the one with the lowest number is next."""
 
-    def __init__(self, places: int) -> None:
-        self._places = places
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
         self._waiting: list[int] = []
         self._changed = threading.Condition()
 
     @contextmanager
-    def taken(self, number: int, places: int = 1) -> Iterator[None]:
-        """Within the block so many of the places are taken."""
+    def taken(self, number: int, slots: int = 1) -> Iterator[None]:
+        """Within the block so many of the slots are taken."""
         with self._changed:
             heappush(self._waiting, number)
             try:
-                self._changed.wait_for(lambda: self._places >= places and self._waiting[0] == number)
+                self._changed.wait_for(lambda: self._slots >= slots and self._waiting[0] == number)
             finally:
                 self._waiting.remove(number)
                 heapify(self._waiting)
                 self._changed.notify_all()
-            self._places -= places
+            self._slots -= slots
         try:
             yield
         finally:
             with self._changed:
-                self._places += places
+                self._slots += slots
                 self._changed.notify_all()
 
 

@@ -237,6 +237,8 @@ class Unpackable:
         """
         if isinstance(name, int):
             return tuple(self)[name]
+        if not isinstance(name, str):
+            raise KeyError("a batch is asked for what it has by name: write batch.features[:2] and batch.labels[:2]")
         try:
             return getattr(self, name)
         except AttributeError as error:

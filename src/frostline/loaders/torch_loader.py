@@ -12,6 +12,7 @@ Feature Space", 2017; Zhang et al., "mixup: Beyond Empirical Risk Minimization",
 A loader as Accelerate's ``skip_first_batches`` takes it apart: nothing is asked for of the batches it skips.
 """
 
+import inspect
 import mmap
 import multiprocessing
 import os
@@ -32,8 +33,9 @@ from torch.utils.data import Dataset, IterableDataset, SequentialSampler, get_wo
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from frostline.core import View
+from frostline.core.config import describe_value
 from frostline.core.errors import OrderMismatch, SettingError
-from frostline.core.hints import Hinting
+from frostline.core.hints import Hinting, add_field_hints, add_hints
 from frostline.engines.graph_runner import as_array, as_tensor
 from frostline.loaders.epoch import Epochs, EpochStream, NextPass
 from frostline.loaders.epoch_loader import ArrayLoader, Change, WorkerState
@@ -102,6 +104,7 @@ class Batch(Unpackable):
     targets: BatchTargets | None = None
     are_images: bool = False
 
+    @add_hints
     def to(self, device: torch.device | str, *, non_blocking: bool = True) -> "Batch":
         """The same batch on another device; ids stay in CPU memory.
 
@@ -180,6 +183,7 @@ Augment = Callable[[Batch, View], Batch]
 """Changes a batch: a function of the batch and of seed and epoch alone, so that an epoch can be had again."""
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureNoise:
     """Adds Gaussian noise to every feature.
@@ -209,6 +213,7 @@ class FeatureNoise:
         return features + noise.to(features.dtype)
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureMixup:
     """Mixes each sample's features with those of another sample in the batch (mixup, at the frost line).
@@ -445,6 +450,7 @@ class Loader(Skippable, Hinting, IterableDataset[Batch]):
         self._arrays: ArrayLoader | None = arrays
         self._worker_state: WorkerState | None = None
         self._process = os.getpid()
+        _check_augment(augment)
         self._augment = augment
         self._elsewhere = PassOwner()
 
@@ -605,8 +611,25 @@ class Pass(Iterator[Batch]):
             self._arrays.begin_whole()
 
 
+def _check_augment(augment: object) -> None:
+    """Make sure that this may be called with a batch and its view; transforms of images take whatever is given."""
+    if augment is None:
+        return
+    if not callable(augment) or type(augment).__module__.startswith(("torchvision.", "timm.")):
+        raise SettingError(
+            f"augment takes a function of a batch and its view, such as FeatureMixup(alpha=0.2), not "
+            f"{describe_value(augment)}: images are augmented by transform=, or preprocess=imagenet(224, augment=True)"
+        )
+    with suppress(ValueError):  # of what is built in nothing is known
+        try:
+            inspect.signature(augment).bind(None, None)
+        except TypeError:
+            raise SettingError("augment is called with a batch and its view: write def augment(batch, view)") from None
+
+
 def in_arrays(augment: Augment | None) -> Change:
     """The same change, of arrays; as these are handed out they hold no bfloat16."""
+    _check_augment(augment)
 
     def change(arrays: Arrays, view: View) -> Arrays:
         return widened_batch(arrays if augment is None else arrays_of(augment(batch_of(arrays), view)))

@@ -58,7 +58,7 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
         The same ``model``.
 
     Raises:
-        SettingError: ``model`` is no network, or ``until`` is no path.
+        SettingError: ``model`` is no network, ``until`` is no path, or ``input_shape`` is no shape.
         UnknownLayer: There is no such module, or the network never runs it.
         ModelError: The network does not run on a sample of that shape.
     """
@@ -67,6 +67,7 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
     for path in paths:
         if not isinstance(path, str):
             raise SettingError(f"until takes the name of a layer{_name_meant(model, path)}")
+    _check_shape(input_shape)
     require_shapes(model)
     inner, paths = unwrap(model), [resolved_path(model, path) for path in paths]
     if len(paths) == 1:
@@ -74,6 +75,13 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
     else:
         _freeze_several(inner, paths, input_shape)
     return model
+
+
+def _check_shape(given: object) -> None:
+    """Make sure that this may be the shape of a sample, and neither a size, a sample nor the shape of a batch."""
+    if isinstance(given, int | str | torch.Tensor):
+        write = f"{tuple(given.shape[1:])}" if isinstance(given, torch.Tensor) else "(3, 224, 224)"
+        raise SettingError(f"input_shape takes the shape of one sample, not {describe_value(given)}: write {write}")
 
 
 def require_network(model: object) -> None:
@@ -84,7 +92,7 @@ def require_network(model: object) -> None:
     """
     if isinstance(model, nn.Module):
         return
-    hint = f": write timm.create_model({model!r}, pretrained=True)" if isinstance(model, str) else ""
+    hint = f": write timm.create_model({model.rpartition(':')[2]!r}, pretrained=True)" if isinstance(model, str) else ""
     raise SettingError(f"model takes a torch.nn.Module, not {describe_value(model)}{hint}")
 
 
@@ -285,7 +293,9 @@ def _run_on_zeros(model: nn.Module, inputs: AnyInputs) -> None:
         why = str(error).partition("\n")[0] or type(error).__name__
         shapes = " and ".join(str(list(spec.shape)) for spec in specs)
         named = f", called {', '.join(inputs)}" if isinstance(inputs, Mapping) else ""
-        raise ModelError(f"the network does not run on an input of shape {shapes}{named}: {why}") from error
+        given = specs[0].shape
+        hint = f"; give it without the batch: write input_shape={given[1:]}" if given[0] == 1 and len(given) > 3 else ""
+        raise ModelError(f"the network does not run on an input of shape {shapes}{named}: {why}{hint}") from error
 
 
 def _up_to(model: nn.Module, until: str, used: list[tuple[str, nn.Parameter | None]]) -> list[nn.Parameter]:

@@ -378,7 +378,7 @@ def keeps_rows_apart(graph: Graph, inputs: Sequence[TensorSpec], tensors: Mappin
     False says nothing but that one of them is not.
 
     Args:
-        graph: graph whose operations have the shapes of their trace: those must not come from strangers.
+        graph: graph whose operations have the shapes of their trace: those must not come from untrusted clients.
         inputs: specifications of its inputs.
         tensors: weights by the names in ``graph.leaves``.
     """

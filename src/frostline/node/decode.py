@@ -242,7 +242,7 @@ class SharedDecoder:
         slots: one slot per image that may be decoded at once; more may be read at once, to hide the store's latency.
         counters: counters of the request.
         reads: watch that sees whether reads end.
-        apart: function that decodes in processes of the tenant, where strangers ask; None decodes in this process.
+        apart: function that decodes in processes of the tenant, where others ask; None decodes in this process.
     """
 
     memory: RequestMemory

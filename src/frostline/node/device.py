@@ -483,7 +483,7 @@ class _Run:
     charged_at: float = 0.0
     took_s: float = 0.0
     _slab: Slab | None = None
-    _room: Reservation | None = None
+    _reservation: Reservation | None = None
     _begun: RunningBatch | None = None
 
     @property
@@ -518,8 +518,8 @@ class _Run:
 
     def fits(self, memory: Pool) -> bool:
         """Reserve memory for it; False if there is not enough now."""
-        self._room = memory.take(self._nbytes)
-        return self._room is not None
+        self._reservation = memory.take(self._nbytes)
+        return self._reservation is not None
 
     @property
     def _nbytes(self) -> int:
@@ -528,18 +528,18 @@ class _Run:
 
     def give_up(self) -> None:
         """Release the memory that ``fits`` has reserved; the run does not begin."""
-        assert self._room is not None, "it fitted"
-        self._room.release()
+        assert self._reservation is not None, "it fitted"
+        self._reservation.release()
 
     def begin(self, memory: Pool) -> None:
         self.began_at = self.charged_at = time.perf_counter()
         lead = self.entries[0]
-        self._room = self._room or memory.take(self._nbytes)
-        assert self._room is not None, "one run always fits, and no other runs"
+        self._reservation = self._reservation or memory.take(self._nbytes)
+        assert self._reservation is not None, "one run always fits, and no other runs"
         if isinstance(lead, ExclusiveCall):
             return
         with ExitStack() as failing:
-            failing.enter_context(self._room)
+            failing.enter_context(self._reservation)
             (first, _), *others = self.pairs
             slab = lead.lead(
                 first.rows, [(entry, part.rows) for part, entry in others if isinstance(entry, QueuedRows)]
@@ -556,8 +556,8 @@ class _Run:
 
     def compute(self, between: Between) -> Outputs:
         lead = self.entries[0]
-        assert self._room is not None, "it has begun"
-        with self._room:
+        assert self._reservation is not None, "it has begun"
+        with self._reservation:
             if isinstance(lead, ExclusiveCall):
                 lead.run()
                 return []

@@ -143,7 +143,7 @@ class NodeCache:
     def __init__(self, settings: NodeSettings, roots: Sequence[str]) -> None:
         folder = settings.cache_folder
         self._shared = _shared(settings, roots)
-        self._store = None if folder is None else FeatureStore.where_room(Path(folder), settings.cache_bytes)
+        self._store = None if folder is None else FeatureStore.try_open(Path(folder), settings.cache_bytes)
         self._hardware = hardware_name(settings.device)
         self.is_on = self._shared is not None or self._store is not None
         # Here, and not when the first request waits for it: it reads what is said of every package there is.

@@ -77,7 +77,7 @@ class PrefixRun:
     def limit(self) -> Limit:
         """The rows that the memory for activations allows."""
         return Limit(
-            room_bytes=int(self._devices.memory.total_bytes / HEADROOM),
+            budget_bytes=int(self._devices.memory.total_bytes / HEADROOM),
             fixed_bytes=self._footprint.fixed_bytes,
             bytes_per_row=self._footprint.bytes_per_sample,
         )
@@ -212,7 +212,7 @@ class Packing:
         return packed
 
 
-# Bytes of a batch of encoded samples: large enough for the network, small enough that several requests have room.
+# Bytes of a batch of encoded samples: large enough for the network, small enough that several requests fit.
 _ENCODED_BATCH_BYTES = 8 << 20
 # Records of a memory-mapped ready format take hundredths of a millisecond each, less than handing one to a thread, and
 # threads that do so little in Python wait for each other: one thread for a whole batch takes half of the processor time
@@ -236,7 +236,7 @@ class EncodedOutput:
         self._samples = samples
         self._reader = reader
         self._max_rows = max_rows
-        self._room, self._batch_bytes = memory.total_bytes, min(2 * _ENCODED_BATCH_BYTES, memory.batch_bytes)
+        self._max_bytes, self._batch_bytes = memory.total_bytes, min(2 * _ENCODED_BATCH_BYTES, memory.batch_bytes)
         # Each sample takes memory twice: as it was read, and in the one buffer in which a batch is sent.
         self._takes: list[int] = [2 * length for length in samples.lengths.tolist()]
 
@@ -246,7 +246,7 @@ class EncodedOutput:
 
     def nbytes(self, rows: range) -> int:
         """The memory of the samples that fit at all."""
-        return sum(self._takes[row] for row in rows if self._takes[row] <= self._room)
+        return sum(self._takes[row] for row in rows if self._takes[row] <= self._max_bytes)
 
     def kept_bytes(self, rows: range, batch: FeatureBatch) -> int:  # noqa: ARG002
         """The same as ``nbytes``: the samples are sent as they were read."""
@@ -254,7 +254,7 @@ class EncodedOutput:
 
     def begin(self, rows: range) -> PendingBatch:
         """Start to read the samples ahead; they stay encoded, and none is cached."""
-        self._reader.expect(row for row in rows if self._takes[row] <= self._room)
+        self._reader.expect(row for row in rows if self._takes[row] <= self._max_bytes)
         return PendingBatch(rows=rows, wanted=rows)
 
     @property
@@ -267,7 +267,7 @@ class EncodedOutput:
         return [self._sample(row) for row in rows]
 
     def _sample(self, row: int) -> Made:
-        if self._takes[row] > self._room:
+        if self._takes[row] > self._max_bytes:
             size = readable_bytes(self._takes[row] // 2)
             return self._reader.record_skip(row, f"too large for the node: {size}; start it with more --memory")
         return self._reader.read_encoded(row)
@@ -338,12 +338,12 @@ class Decoded:
         self._kept = None if kept is None else kept(0 if run is None else self._rows)
         self._max_rows = self._rows
         if self._kept is not None:
-            room = memory.batch_bytes - self._bytes(self._rows)
-            found = min(room // max(1, self._sent_bytes), _FOUND_BYTES // max(1, self._answer_bytes))
+            free_bytes = memory.batch_bytes - self._bytes(self._rows)
+            found = min(free_bytes // max(1, self._sent_bytes), _FOUND_BYTES // max(1, self._answer_bytes))
             self._max_rows = max(self._rows, found)
 
     def stretches(self) -> Sequence[range]:
-        """Divide the rows into batches with one run of computing each; cached rows are added while there is room."""
+        """Divide the rows into batches with one run of computing each; cached rows are added while there is memory."""
         needs_work = [True] * len(self._samples) if self._kept is None else (~self._kept.cached_rows()).tolist()
         return stretches_of_work(needs_work, run_rows=self._rows, max_rows=self._max_rows)
 
@@ -445,8 +445,8 @@ class Decoded:
 
     def _limits(self, memory: RequestMemory, fewest: int) -> list[Limit]:
         # A part of the memory, or what the minimum rows need if that is more.
-        room = max(memory.batch_bytes, min(memory.total_bytes, self._bytes(fewest)))
-        batches = Limit(room_bytes=room, fixed_bytes=self._fixed_bytes, bytes_per_row=self._row_bytes)
+        budget_bytes = max(memory.batch_bytes, min(memory.total_bytes, self._bytes(fewest)))
+        batches = Limit(budget_bytes=budget_bytes, fixed_bytes=self._fixed_bytes, bytes_per_row=self._row_bytes)
         return [batches] if self._run is None else [batches, self._run.limit]
 
     def _refuse(self, memory: RequestMemory, fewest: int) -> None:

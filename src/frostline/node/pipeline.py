@@ -133,8 +133,8 @@ def batches(
     try:
         while rest or under_way:
             if not under_way:
-                room = memory.reserve(output.nbytes(rest[0]), scope.is_cancelled)
-                under_way.append(_Loading(rows=rest.popleft(), memory=room))
+                reservation = memory.reserve(output.nbytes(rest[0]), scope.is_cancelled)
+                under_way.append(_Loading(rows=rest.popleft(), memory=reservation))
                 rest.extendleft(under_way[0].start(output, readers, scope))
             ahead = memory.take(output.nbytes(rest[0])) if rest else None
             if ahead is not None:
@@ -479,12 +479,12 @@ def read_ahead(
     if request.reading in (CELLS, UNPACKED):
         return store
 
-    def room(nbytes: int) -> Reservation | None:
+    def reserve(nbytes: int) -> Reservation | None:
         return ahead.take(nbytes) if nbytes <= ahead.total_bytes else None
 
     # Single objects and rows of a table have no neighbours.
     if request.reading == OBJECTS and not isinstance(store, CqlStore):
-        together = SharedReads(store, places, room)
+        together = SharedReads(store, places, reserve)
         held.callback(together.close)
         if together.joins:
             return together

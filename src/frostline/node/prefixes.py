@@ -176,11 +176,11 @@ class Prefixes:
         """The bytes of a tenant's uploaded prefixes and of the engines made for it."""
         return self._weights.owned_bytes(owner)
 
-    def room_bytes(self, digest: str, asker: Account) -> float:
+    def left_bytes(self, digest: str, asker: Account) -> float:
         """The bytes that a tenant's engines for a prefix may take; its own upload of the prefix counts against it."""
         return self._weights.left_bytes(prefix_key(digest), asker)
 
-    def room(
+    def reserve(
         self, digest: str, length: int, asker: Account, longest_s: float, is_abandoned: Callable[[], bool]
     ) -> WeightReservation[Resident] | None:
         """Reserve memory for a prefix that is to be uploaded; None if it is held already.
@@ -198,7 +198,7 @@ class Prefixes:
             Cancelled: The wait was cancelled.
         """
         nbytes = max(length, min(int(_EXPECTED * length) + _EXPECTED_BYTES, self._weights.total_bytes))
-        return self._weights.room(
+        return self._weights.reserve(
             prefix_key(digest),
             nbytes,
             asker,
@@ -207,13 +207,13 @@ class Prefixes:
             is_abandoned=is_abandoned,
         )
 
-    def put(self, digest: str, body: bytes, room: WeightReservation[Resident], tenant: str) -> None:
+    def put(self, digest: str, body: bytes, reservation: WeightReservation[Resident], tenant: str) -> None:
         """Take an uploaded prefix.
 
         Args:
             digest: digest of the prefix.
             body: content of its file.
-            room: memory reserved for it.
+            reservation: memory reserved for it.
             tenant: name of the tenant that uploads it.
 
         Raises:
@@ -226,9 +226,11 @@ class Prefixes:
             raise BadRequest("the prefix does not match its digest: it changed on the way")
         inspection = self._bridge.inspect(body, tenant)
         prefix = self._bridge.read(body)
-        room.resize(len(body) + len(prefix.graph.nodes) * _NODE_BYTES)
+        reservation.resize(len(body) + len(prefix.graph.nodes) * _NODE_BYTES)
         engines = self._bridge.references(prefix, inspection)
-        room.keep(self._resident(digest, prefix, engines, engines, min(self._bridge.rows(inspection), self._max_rows)))
+        reservation.keep(
+            self._resident(digest, prefix, engines, engines, min(self._bridge.rows(inspection), self._max_rows))
+        )
         self._counters.add(uploads=1)
 
     def held_pieces(self, asker: Account) -> set[str]:
@@ -333,17 +335,17 @@ class Prefixes:
                 f"{engine} is not ready for cut {number} of the prefix {digest[:12]}: request a profile that names "
                 "both, and ask again"
             )
-        room = self._weights.room(
+        reservation = self._weights.reserve(
             key, trial.load_bytes, asker, counted_bytes=trial.weight_bytes, longest_s=_ENGINE_WITHIN_S
         )
-        if room is not None:
-            with room, self._making, self._using(digest, asker.name) as reference:
+        if reservation is not None:
+            with reservation, self._making, self._using(digest, asker.name) as reference:
                 checked = reference.reference.footprint(number)
                 make = partial(self._bridge.trials.make_engine, digest, reference.prefix, trial, levels, checked)
                 made = tuple(_Measured(engine=engine, trial=trial) for engine in self._bridge.for_each_device(make))
-                room.resize(trial.weight_bytes)
+                reservation.resize(trial.weight_bytes)
                 rows = min(trial.rows, self._max_rows)
-                room.keep(self._resident(digest, reference.prefix, reference.references, made, rows))
+                reservation.keep(self._resident(digest, reference.prefix, reference.references, made, rows))
         return number
 
     def _resident(
@@ -424,7 +426,7 @@ class Upload(Closing):
         self._length = length
         self._buffer = BytesIO()
         self._scope = CancelScope((prefixes, memory))
-        self._room: WeightReservation[Resident] | None = None
+        self._reservation: WeightReservation[Resident] | None = None
         self._held = ExitStack()
         self._held.enter_context(admission)
         self._parsing = min(memory.total_bytes // 4, _MAX_PARSED)
@@ -448,12 +450,12 @@ class Upload(Closing):
                 f"{readable_bytes(maximum)} here: raise its work_bytes, or start the node with more --memory"
             )
         try:
-            self._room = self._prefixes.room(
+            self._reservation = self._prefixes.reserve(
                 self._digest, self._length, self._account, longest_s, self._scope.is_cancelled
             )
-            if self._room is None:
+            if self._reservation is None:
                 return
-            self._held.enter_context(self._room)
+            self._held.enter_context(self._reservation)
             self._held.enter_context(self._memory.reserve(nbytes, self._scope.is_cancelled, longest_s))
         except Cancelled as error:
             why = "the node has no memory for the prefix beside the work under way: ask again later"
@@ -467,7 +469,7 @@ class Upload(Closing):
             OverBudget: The prefix has a graph that is too large for this node.
             Overloaded: The node has no memory for the graph now.
         """
-        if self._room is None:
+        if self._reservation is None:
             return
         if self._buffer.tell() + len(chunk) > self._length:
             raise BadRequest(f"the prefix has more than the {self._length} bytes that were announced")
@@ -481,11 +483,11 @@ class Upload(Closing):
         Raises:
             BadRequest: The body is shorter than announced, or does not match the digest.
         """
-        if self._room is None:
+        if self._reservation is None:
             return
         if self._buffer.tell() != self._length:
             raise BadRequest(f"the prefix ended after {self._buffer.tell()} of {self._length} bytes")
-        self._prefixes.put(self._digest, self._buffer.getvalue(), self._room, self._account.name)
+        self._prefixes.put(self._digest, self._buffer.getvalue(), self._reservation, self._account.name)
 
     def close(self) -> None:
         """Release everything; a thread that waits in ``begin`` returns."""
@@ -530,7 +532,7 @@ class PieceUpload(Upload):
         Raises:
             BadRequest: The list of pieces is not valid, or more comes than lies between them.
         """
-        if self._room is None:
+        if self._reservation is None:
             return
         rest = chunk if self._pieces is not None else self._listed(chunk)
         while rest:
@@ -549,7 +551,7 @@ class PieceUpload(Upload):
         Raises:
             UnknownPrefix: The node does not hold a piece any more.
         """
-        if self._room is None:
+        if self._reservation is None:
             return
         if self._pieces is None or self._gaps:
             raise BadRequest("the prefix ended before what lies between its pieces")

@@ -165,7 +165,7 @@ class PrefixMeasurement:
         encoded_bytes: mean size in bytes of a sample as it is stored.
         cores: number of cores that this node may use.
         known: earlier measurement to complete; None if there is none.
-        room_bytes: memory for activations that are kept while codecs work on them.
+        activation_bytes: memory for activations that are kept while codecs work on them.
     """
 
     def __init__(
@@ -177,19 +177,19 @@ class PrefixMeasurement:
         encoded_bytes: float,
         cores: int,
         known: NetworkProfile | None,
-        room_bytes: int,
+        activation_bytes: int,
     ) -> None:
         self._run = run
         self._cores = cores
         self._known = known
         self._missing: dict[int, list[str]] = {}
         have = {} if known is None else known.codecs
-        fitting = [cut for cut in cuts_worth_packing(cuts, encoded_bytes) if _group_bytes([cut]) <= room_bytes]
+        fitting = [cut for cut in cuts_worth_packing(cuts, encoded_bytes) if _group_bytes([cut]) <= activation_bytes]
         for cut in fitting:
             missing = [codec for codec in codecs_at(cut, codecs) if (cut.number, codec) not in have]
             if missing:
                 self._missing[cut.number] = missing
-        self._groups = _groups([cut for cut in fitting if cut.number in self._missing], room_bytes)
+        self._groups = _groups([cut for cut in fitting if cut.number in self._missing], activation_bytes)
 
     @property
     def nbytes(self) -> int:
@@ -321,11 +321,11 @@ def _cost(cut: Cut, seconds: float, spread_s: float, resident: Resident) -> CutC
     )
 
 
-def _groups(cuts: Sequence[Cut], room_bytes: int) -> list[list[Cut]]:
+def _groups(cuts: Sequence[Cut], activation_bytes: int) -> list[list[Cut]]:
     """Group cuts whose activations fit into memory together; each group takes one run."""
     groups: list[list[Cut]] = []
     for cut in cuts:
-        if groups and _group_bytes([*groups[-1], cut]) <= room_bytes:
+        if groups and _group_bytes([*groups[-1], cut]) <= activation_bytes:
             groups[-1].append(cut)
         else:
             groups.append([cut])
@@ -394,7 +394,7 @@ class Profiler:
         kind = np.dtype(np.float32 if preprocess.levels is None else np.uint8)
         tried_bytes = kind.itemsize * math.prod(tried) if tried else 0
         # The samples for trials are read when those of the measurement have been freed.
-        room = held.enter_context(lane.reserve(max(nbytes, tried_bytes), scope.is_cancelled))
+        reservation = held.enter_context(lane.reserve(max(nbytes, tried_bytes), scope.is_cancelled))
         slab = np.zeros(shape, preprocess.dtype)
         readers = self._resources.readers.lane(account.name)
         loaded = load(reader, slab, rows, readers, scope, counters)
@@ -414,7 +414,7 @@ class Profiler:
             wanted, partial(reference.seconds, frost_line)
         ):
             return self._profile_of(loaded, costs, codecs, Choice(engine=REFERENCE, trials=()))
-        room.shrink(tried_bytes)  # trials may take minutes, in other processes
+        reservation.shrink(tried_bytes)  # trials may take minutes, in other processes
         pixels: Pixels = np.zeros(tried, kind)
         kept = load(reader, pixels, len(pixels), readers, scope, counters)
         requester = self._requester(request, account, scope)
@@ -459,13 +459,13 @@ class Profiler:
 
     def _requester(self, request: FeatureRequest, account: Account, scope: CancelScope) -> Requester:
         assert request.prefix is not None, "the prefix was found by its name"
-        room_bytes = self._opener.prefixes.room_bytes(request.prefix, account)
+        engine_bytes = self._opener.prefixes.left_bytes(request.prefix, account)
         return Requester(
             name=account.name,
             check=account.check_trials,
             is_abandoned=scope.is_cancelled,
             spent=partial(self._resources.charge_trial, account),
-            room_bytes=room_bytes,
+            max_engine_bytes=engine_bytes,
         )
 
     def _measurement(
@@ -476,7 +476,7 @@ class Profiler:
         loaded_bytes: int,
         known: NetworkProfile | None,
     ) -> PrefixMeasurement:
-        room_bytes = self._resources.pools["work"].total_bytes
+        work_bytes = self._resources.pools["work"].total_bytes
         return PrefixMeasurement(
             run,
             resident.prefix.cuts,
@@ -484,7 +484,7 @@ class Profiler:
             encoded_bytes=wanted.features.samples.encoded_bytes / len(wanted.features.samples),
             cores=len(usable_cores()),
             known=known,
-            room_bytes=min(room_bytes // 2, room_bytes - loaded_bytes),
+            activation_bytes=min(work_bytes // 2, work_bytes - loaded_bytes),
         )
 
     def _profile_of(

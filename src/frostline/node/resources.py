@@ -94,7 +94,7 @@ class Resources:
         device_bytes = min(free, default=None)
         self.pools = Shares.of(settings.memory_bytes - shared_bytes(settings), device_bytes).pools(fair_shares)
         self._work = self.pools["work"]
-        rooms = _device_pools(self.pools["device"], named)
+        parts = _device_pools(self.pools["device"], named)
         self.devices = Devices(
             [
                 Device(
@@ -104,7 +104,7 @@ class Resources:
                     fair_shares=self._fair_shares,
                     counters=self.counters,
                 )
-                for name, memory in zip(settings.device.split(","), rooms, strict=True)
+                for name, memory in zip(settings.device.split(","), parts, strict=True)
             ]
         )
         self.readers = _readers(max(_READERS, settings.decode_threads), self.tenants)
@@ -300,10 +300,10 @@ class BlockReadRegistry:
         with self._lock:
             pool = self._pool = self._pool or Pool(max_bytes)
 
-            def room(nbytes: int) -> Reservation | None:
+            def reserve(nbytes: int) -> Reservation | None:
                 return pool.take(nbytes) if nbytes <= pool.total_bytes else None
 
-            reads = BlockReads(store, threads, room, is_here)
+            reads = BlockReads(store, threads, reserve, is_here)
             self._reads[reads] = store
             return reads
 

@@ -232,8 +232,8 @@ class Node(Closing):
         self._resources = Resources(settings)
         self._pools = self._resources.pools
         run_bytes = int(self._resources.devices.memory.total_bytes / HEADROOM)
-        room = EngineMemory(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes)
-        self._bridge = TorchBridge(settings, room, inspector)
+        memory = EngineMemory(weights_bytes=self._pools["weights"].total_bytes, run_bytes=run_bytes)
+        self._bridge = TorchBridge(settings, memory, inspector)
         self._weights: WeightMemory[Resident] = self._resources.weight_memory()
         self._prefixes = Prefixes(self._weights, settings.device_batch, self._bridge, self._resources.counters)
         self._cache = NodeCache(settings, roots)

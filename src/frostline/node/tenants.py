@@ -57,7 +57,7 @@ EVERYBODY = "everybody"
 
 _RETRY_AFTER_S = 1.0
 # If there are several tenants, none may hold more than this part of the memory for work, so that a tenant that does not
-# read its answers leaves room for the others.
+# read its answers leaves some for the others.
 _MAX_WORK = 0.5
 # The same for the memory for weights: weights in use leave only after a turn, and a tenant whose network fills the
 # memory would shut out all others until then.
@@ -136,21 +136,21 @@ class Account:
         """The number of its requests under way."""
         return self._inside
 
-    def claim(self, device_s: float, room_bytes: int) -> Claim:
-        """The claim of its work on a pool of ``room_bytes``."""
-        maximum = min(self.max_work_bytes(room_bytes), self._share_bytes)
+    def claim(self, device_s: float, pool_bytes: int) -> Claim:
+        """The claim of its work on a pool of ``pool_bytes``."""
+        maximum = min(self.max_work_bytes(pool_bytes), self._share_bytes)
         return Claim(tenant=self.name, device_s=device_s, max_bytes=maximum, tenants=self._tenants)
 
-    def decode_claim(self, room_bytes: int) -> Claim:
-        """The claim of its samples on a pool of ``room_bytes`` for decoding; one that needs more gets it alone."""
-        maximum = room_bytes if self._is_alone else int(_MAX_WORK * room_bytes)
+    def decode_claim(self, pool_bytes: int) -> Claim:
+        """The claim of its samples on a pool of ``pool_bytes`` for decoding; one that needs more gets it alone."""
+        maximum = pool_bytes if self._is_alone else int(_MAX_WORK * pool_bytes)
         return Claim(tenant=self.name, max_bytes=maximum, tenants=self._tenants)
 
-    def max_work_bytes(self, room_bytes: int) -> int:
-        """The maximum that its work may hold of a pool of ``room_bytes``, by the node's settings."""
+    def max_work_bytes(self, pool_bytes: int) -> int:
+        """The maximum that its work may hold of a pool of ``pool_bytes``, by the node's settings."""
         if self._settings.work_bytes is not None:
             return self._settings.work_bytes
-        return room_bytes if self._is_alone else int(_MAX_WORK * room_bytes)
+        return pool_bytes if self._is_alone else int(_MAX_WORK * pool_bytes)
 
     def bound(self, device_s_per_s: float, work_bytes: float) -> None:
         """Bind it from outside, as a control plane does, beside the quotas of its settings.
@@ -174,11 +174,11 @@ class Account:
             was, self._was_held_back = self._was_held_back, False
             return was or (self._share is not None and self._share.wait_s(self._clock()) > 0)
 
-    def max_weight_bytes(self, room_bytes: int) -> float:
-        """The maximum that its prefixes and engines may take of ``room_bytes`` for weights."""
+    def max_weight_bytes(self, pool_bytes: int) -> float:
+        """The maximum that its prefixes and engines may take of ``pool_bytes`` for weights."""
         if self._settings.weight_bytes is not None:
             return self._settings.weight_bytes
-        return math.inf if self._is_alone else _MAX_WEIGHTS * room_bytes
+        return math.inf if self._is_alone else _MAX_WEIGHTS * pool_bytes
 
     def charge_device(self, device_s: float) -> None:
         """Charge it for device seconds."""
@@ -209,11 +209,11 @@ class Account:
         self.counters.add(train_s=train_s)
         self._spend(train_s)
 
-    def check(self, *, has_room: bool = True) -> None:
+    def check(self, *, has_memory: bool = True) -> None:
         """Check that another request of this tenant may be admitted.
 
         Args:
-            has_room: True if none of its work waits for memory that it holds itself.
+            has_memory: True if none of its work waits for memory that it holds itself.
 
         Raises:
             Overloaded: A quota is used up; the message names it.
@@ -229,7 +229,7 @@ class Account:
             self._refuse("has used its share of the device, which a control plane gives", min(share_s, _RETRY_AFTER_S))
         if wanted.requests is not None and self._inside >= wanted.requests:
             self._refuse(f"has {self._inside} requests in work already", _RETRY_AFTER_S)
-        if wanted.work_bytes is not None and not has_room:
+        if wanted.work_bytes is not None and not has_memory:
             self._refuse(f"has used its {readable_bytes(wanted.work_bytes)} of memory for work", _RETRY_AFTER_S)
 
     def check_may(self, action: str, prefix: str | None = None) -> None:
@@ -672,7 +672,7 @@ class Gate:
 
     def _admission(self, body_bytes: int, account: Account) -> Admission | None:
         with self._lock:
-            account.check(has_room=not self._work.is_full(account.name))
+            account.check(has_memory=not self._work.is_full(account.name))
             if self._is_shut or not self._has_place(account):
                 return None
             memory = self._taken(_REQUEST_BYTES + PARSED_BYTES * body_bytes, account)

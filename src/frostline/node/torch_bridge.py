@@ -43,13 +43,13 @@ class TorchBridge:
 
     Args:
         settings: settings of the node.
-        room: memory that engines must fit.
+        memory: memory that engines must fit.
         inspector: inspector of prefixes in another process; None if they come from this process.
     """
 
-    def __init__(self, settings: NodeSettings, room: EngineMemory, inspector: "Inspector | None" = None) -> None:
+    def __init__(self, settings: NodeSettings, memory: EngineMemory, inspector: "Inspector | None" = None) -> None:
         self._settings = settings
-        self._room = room
+        self._memory = memory
         self._inspector = inspector
         self._lock = threading.Lock()
         self._trials: Trials | None = None
@@ -70,7 +70,7 @@ class TorchBridge:
                 self._trials = Trials(
                     cache_folder() / "engines",
                     policy_of(self._settings),
-                    self._room,
+                    self._memory,
                     longest_s=self._settings.trial_s,
                     engines=self._engines,
                 )
@@ -146,7 +146,7 @@ class TorchBridge:
 
     @property
     def checks_rows(self) -> bool:
-        """Whether prefixes come from strangers, who need not have looked whether theirs mix the rows of a batch."""
+        """Whether prefixes come from untrusted clients, which may not have checked that rows stay apart."""
         return self._inspector is not None
 
     def is_mixing(self, prefix: "Prefix", values: Callable[[Arrays], Sequence[npt.NDArray[np.generic]]]) -> bool:

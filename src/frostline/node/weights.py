@@ -359,7 +359,7 @@ class WeightMemory(Generic[T]):
         self._clock = clock
         self._changed = threading.Condition()
         self._held: dict[Key, ResidentWeights[T]] = {}
-        self._rooms: dict[Key, WeightReservation[T]] = {}  # for weights that are being made
+        self._reservations: dict[Key, WeightReservation[T]] = {}  # for weights that are being made
         self._queue = WaitQueue(fair_shares)
         self._is_closed = False
 
@@ -443,7 +443,7 @@ class WeightMemory(Generic[T]):
             if held is not None:
                 held.served_s += device_s
 
-    def room(
+    def reserve(
         self,
         key: Key,
         nbytes: int,
@@ -478,10 +478,10 @@ class WeightMemory(Generic[T]):
                 while not self._is_there(key):
                     memory = self._granted(waiter)
                     if memory is not None:
-                        room = self._rooms[key] = WeightReservation(
+                        reservation = self._reservations[key] = WeightReservation(
                             self, key, asker.name, nbytes, counted_bytes, memory
                         )
-                        return room
+                        return reservation
                     if is_abandoned():
                         raise Cancelled
                     left_s = until - self._clock()
@@ -513,29 +513,29 @@ class WeightMemory(Generic[T]):
             while self._free_bytes() < nbytes:
                 unused = [(held.used_at, key) for key, held in self._held.items() if not self._users(key)]
                 if not unused:
-                    raise Overloaded("the prefixes in use leave no room for this one", retry_after_s=_RETRY_AFTER_S)
+                    raise Overloaded("the prefixes in use leave no memory for this one", retry_after_s=_RETRY_AFTER_S)
                 self._drop(min(unused)[1])
             return self._taken(nbytes)
 
-    def put(self, key: Key, value: T, room: "WeightReservation[T]", memory: ExitStack) -> None:
+    def put(self, key: Key, value: T, reservation: "WeightReservation[T]", memory: ExitStack) -> None:
         """Make weights resident."""
         with self._changed:
             assert key not in self._held, "one is made at a time"
             self._held[key] = ResidentWeights(
                 value=value,
                 memory=memory,
-                nbytes=room.nbytes,
-                owner=room.owner,
-                counted_bytes=room.counted_bytes,
+                nbytes=reservation.nbytes,
+                owner=reservation.owner,
+                counted_bytes=reservation.counted_bytes,
                 made_at=self._clock(),
                 used_at=self._clock(),
             )
-            room.counted_bytes = 0  # the resident weights count from now on
+            reservation.counted_bytes = 0  # the resident weights count from now on
 
     def end_reservation(self, key: Key) -> None:
         """Remove the reservation of a key; its weights are resident now, or will not be made."""
         with self._changed:
-            del self._rooms[key]
+            del self._reservations[key]
             self._changed.notify_all()
 
     def _check(self, nbytes: int, counted_bytes: int, asker: Account) -> None:
@@ -562,7 +562,7 @@ class WeightMemory(Generic[T]):
         """Reserve memory if it is this waiter's turn and there is enough; begin evictions that it needs."""
         residents = self._evictable()
         for other in self._queue:
-            waits = other.key in self._rooms or not self._leaves_others_their_parts(other)
+            waits = other.key in self._reservations or not self._leaves_others_their_parts(other)
             keys = None if waits else to_evict(self._incoming(other), residents)
             if keys is None:  # it is being made, or cannot be granted: those behind it need not wait for it
                 continue
@@ -587,7 +587,9 @@ class WeightMemory(Generic[T]):
     def _incoming(self, waiter: Waiter) -> Incoming:
         tenant = waiter.asker.name
         held_bytes = sum(held.counted_bytes for held in self._held.values() if held.owner == tenant)
-        coming_bytes = sum(room.counted_bytes for room in self._rooms.values() if room.owner == tenant)
+        coming_bytes = sum(
+            reservation.counted_bytes for reservation in self._reservations.values() if reservation.owner == tenant
+        )
         counted_bytes = held_bytes + coming_bytes + waiter.counted_bytes
         return Incoming(
             tenant=tenant,
@@ -599,8 +601,8 @@ class WeightMemory(Generic[T]):
     def _leaves_others_their_parts(self, waiter: Waiter) -> bool:
         """Whether all that is being made may be that much more: it comes as slowly as its senders like."""
         coming: Counter[str] = Counter()
-        for room in self._rooms.values():
-            coming[room.owner] += room.nbytes
+        for reservation in self._reservations.values():
+            coming[reservation.owner] += reservation.nbytes
         claim = Claim(tenant=waiter.asker.name, tenants=waiter.asker.tenants)
         kept_bytes = kept_beside(self._memory.total_bytes, waiter.nbytes, claim, coming)
         return not kept_bytes or coming.total() + waiter.nbytes + kept_bytes <= self._memory.total_bytes
@@ -608,7 +610,7 @@ class WeightMemory(Generic[T]):
     def _why(self, waiter: Waiter) -> str:
         if self._incoming(waiter).over_bytes > 0:
             return f"the prefixes in use take what tenant {waiter.asker.name} may have here"
-        return "the prefixes in use leave no room for this one"
+        return "the prefixes in use leave no memory for this one"
 
     def _ask(self, key: Key) -> None:
         """Evict weights; if they are in use, refuse new uses until they can be evicted."""

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core.errors import SettingError
+from frostline.core.hints import add_field_hints
 
 __all__ = (
     "BlockOrder",
@@ -130,6 +131,9 @@ def draw_of_stretches(size: int, count: int, key: int) -> _Rows:
     return out
 
 
+_BEYOND = 1 << 62  # bounds that nobody comes near
+
+
 def check_number(name: str, value: int, maximum: int) -> None:
     """Make sure that a number lies from 0 to ``maximum``.
 
@@ -137,7 +141,8 @@ def check_number(name: str, value: int, maximum: int) -> None:
         SettingError: the number is out of range.
     """
     if not 0 <= value <= maximum:
-        raise SettingError(f"{name} must lie from 0 to {maximum}, not {value}")
+        within = "be at least 0" if value < 0 and maximum >= _BEYOND else f"lie from 0 to {maximum}"
+        raise SettingError(f"{name} must {within}, not {value}")
 
 
 def check_epoch(size: int, seed: int, epoch: int) -> None:
@@ -311,6 +316,7 @@ _MAX_MIXED = 1 << 30
 _FIRST_MIXED = 8
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShuffle:
     """A shuffle that reads a block of neighbouring samples with one request; see ``BlockOrder``.

@@ -47,7 +47,7 @@ class OrderState:
         samples: number of samples in the epoch.
         batch_size: samples of a step of all ranks, when it was saved. Whoever goes on may take others.
         last: treatment of the samples that filled no step (``ordering.LAST``); it may change too.
-        ahead: positions beyond ``position`` that were handed out, ascending; there are some where slack allows it.
+        ahead: positions beyond ``position`` that were handed out, ascending; some where ``max_reorder`` allows it.
     """
 
     manifest: str
@@ -180,7 +180,7 @@ class RecordedOrder:
     def to_bytes(self) -> bytes:
         """A file: a line of JSON, how far each position is from its place in the fewest bytes, and a checksum.
 
-        With a slack of up to 127 places this is a byte a sample.
+        With ``max_reorder`` up to 127 this is a byte a sample.
         """
         moved = self.positions - np.arange(len(self.positions))
         maximum = int(np.abs(moved).max(initial=0))

@@ -70,19 +70,19 @@ NOTHING_YET = "nothing yet"
 
 _MENDS: Mapping[str, str] = {
     TRAINER: "nothing is wrong; only a faster accelerator or a smaller head would make it faster",
-    STORE: "give the store more bandwidth, or the node more room to read ahead (--read-threads, --local-tier)",
+    STORE: "give the store more bandwidth, or the node more memory to read ahead (--read-threads, --local-tier)",
     NODE: "add a node (--near again), give it an accelerator (--device), or allow a faster engine (--accuracy bf16)",
-    LINK: "send less: allow a narrower codec (--accuracy bf16 or int8), or more layers in front of the frost line",
+    LINK: "send less, by a narrower codec (--accuracy bf16 or int8), or more layers in front of the frost line",
     ROUND_TRIP: "let more requests be under way (LoaderSettings.max_requests and window_bytes)",
     PROCESSORS: "end what else runs here, give this process more cores, or let a node on another machine do the work",
     QUOTA: "ask the node's operator for a larger quota of this tenant",
     SHARE: "give the job or its tenant a greater weight, or the control plane a greater capacity",
-    CACHE: "give it more (LoaderSettings.cache_bytes, cache_disk_bytes), or make room on its disk",
+    CACHE: "give it more (LoaderSettings.cache_bytes, cache_disk_bytes), or free space on its disk",
 }
 
 # A loop that waits less than this has what it needs; measurements on a busy machine differ by as much.
 _LITTLE = 0.1
-# A part that is busy for this share of the time has no room: batches come in bursts, and so does work.
+# A part that is busy for this share of the time has no capacity left: batches come in bursts, and so does work.
 _BUSY = 0.8
 # Requests wait for their turn for more than so much of the time.
 _MOSTLY = 0.5
@@ -111,7 +111,7 @@ class Usage:
         round_trip_s: seconds of a small request; 0 within a process.
         refusals: requests that a quota refused.
         held_s: seconds in which requests waited for the job's share of a control plane.
-        fetched_again: samples that came a second time, since the cache had no room to keep them.
+        fetched_again: samples that came a second time, since the cache had no space to keep them.
         same_host: True if the node works on this machine's processors too.
         loop_cores_s: seconds of the cost of ``PROCESSORS`` that are the loop's own thread's.
         others: share of this machine's processors that other programs had, not the node on this machine.
@@ -176,7 +176,7 @@ class Diagnosis(ShownInNotebooks):
             yield f"{part} busy", in_percent(share)
 
     def __str__(self) -> str:
-        return self.says if self.mend is None else f"{self.says}: {self.mend}"
+        return self.says if self.mend is None else f"{self.says}. What to do: {self.mend}"
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -262,19 +262,19 @@ def _sentence(part: str, usage: Usage, shares: Mapping[str, float], gain: float)
         ROUND_TRIP: f"{in_seconds(usage.round_trip_s)} of the {in_seconds(usage.request_s)} that a request takes",
         QUOTA: f"it refused {usage.refusals} requests, and {usage.requests} were answered",
         SHARE: f"requests waited for it {in_percent(min(1.0, usage.held_s / usage.seconds))} of the time",
-        CACHE: f"it had no room, and {usage.fetched_again} samples were fetched again",
+        CACHE: f"it had no space, and {usage.fetched_again} samples were fetched again",
         PROCESSORS: f"{busy}, {in_percent(usage.others)} by other programs",
     }.get(part, busy)
     return (
         f"held back by {part} ({evidence}): the loop waits {in_percent(usage.waiting)} of the time for what comes from "
-        f"the store side, at {rate}; without that {then}"
+        f"the store side, at {rate}; without that, {then}"
     )
 
 
 def _then(gain: float) -> str:
     if gain < 1 + _LITTLE:
         return "another part would hold it back as much"
-    return f"up to {in_times(gain)} as many" if gain < _MAX_GAIN else "far more than can be measured now"
+    return f"up to {in_times(gain)} this rate" if gain < _MAX_GAIN else "far more than can be measured now"
 
 
 def vary(

@@ -268,7 +268,7 @@ class Prefetcher:
             yield delivery
 
     def hold_after(self, bytes_taken: int | None) -> None:
-        """See ``Window.hold_after``; what then has room is asked for when something is taken. Safe from any thread."""
+        """See ``Window.hold_after``; what then fits is asked for when something is taken. Safe from any thread."""
         with self._lock:
             self._window.hold_after(bytes_taken)
 
@@ -303,7 +303,7 @@ class Prefetcher:
             if self._failure is not None:
                 raise self._failure
             delivery = self._window.take()
-            self._ask()  # what was taken made room
+            self._ask()  # what was taken freed a part of the window
         if delivery is not None:
             for lost in delivery.batch.skipped:
                 skipped = SampleSkipped(id=lost.id, object=lost.object, reason=lost.reason, changed=lost.changed)

@@ -132,7 +132,7 @@ class NextRequest:
 
 
 class RequestSource(Protocol):
-    """Says which way the next samples take. It is asked when the window has room, and not before."""
+    """Says which way the next samples take. It is asked when the window has capacity, and not before."""
 
     def deal(self, left: int) -> NextRequest:
         """The next request, of one sample to ``left``; whoever asks makes it."""
@@ -141,7 +141,7 @@ class RequestSource(Protocol):
 def plan_requests(
     table: SampleTable, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], dealer: RequestSource
 ) -> Iterator[PlannedRequest]:
-    """Divide what an epoch must ask for into requests. Lazy: a request is made when the window has room for it.
+    """Divide what an epoch must ask for into requests. Lazy: a request is made when the window has capacity for it.
 
     Args:
         table: the data set.

@@ -292,7 +292,7 @@ class Window:
     is taken; the other attempt is given up when nothing of the request is missing.
 
     Args:
-        requests: requests that the epoch must make, in order; drawn from as room allows. An iterator that has none
+        requests: requests that the epoch must make, in order; drawn as the window allows. An iterator that has none
             now may have some later.
         settings: ``max_reorder``, ``hedge_quantile``, ``retry_for_s`` and ``ramp`` are used, and the bounds
             hold until ``bound`` gives others.
@@ -404,7 +404,7 @@ class Window:
             return None
         times = [entry.not_before for entry in self._waiting]
         if not self._waiting:
-            if self._next is not None and self._has_room(self._next):
+            if self._next is not None and self._fits(self._next):
                 at = self._free_at(self._next.route)
                 times += [at] if math.isfinite(at) else []
             awaited = (flight for number, flight in self._flights.items() if number not in self._computing)
@@ -515,7 +515,7 @@ class Window:
             ready_bytes=self._ready_bytes + self._held_bytes,
             bytes_arrived=self._bytes_taken + self._ready_bytes,
             bytes_handed_out=self._bytes_taken - self._held_bytes,
-            is_full=self._next is not None and not self._has_room(self._next) and self._may_ask,
+            is_full=self._next is not None and not self._fits(self._next) and self._may_ask,
             is_ending=self._next is None,
             rows_handed_out=self._rows_handed_out,
             rows_skipped=self._rows_skipped,
@@ -557,7 +557,7 @@ class Window:
         request = self._next = self._next or next(self._source, None)
         if request is None:
             return None
-        if not self._has_room(request) or now < self._free_at(request.route):
+        if not self._fits(request) or now < self._free_at(request.route):
             return None
         self._next = next(self._source, None)
         one = InFlight(request=request)
@@ -565,7 +565,7 @@ class Window:
         self._expected_bytes += one.expected_bytes
         return one
 
-    def _has_room(self, request: PlannedRequest) -> bool:
+    def _fits(self, request: PlannedRequest) -> bool:
         held = self._expected_bytes + self._ready_bytes + self._held_bytes
         return not held or held + request.expected_bytes <= self._max_bytes
 

@@ -100,6 +100,7 @@ def array(shape: tuple[int, ...], dtype: Literal["float32", "int64"] = "float32"
     return Preprocess(steps=(ReadArray(shape, dtype),))
 
 
+@add_hints
 def audio(
     seconds: float,
     *,

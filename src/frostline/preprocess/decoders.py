@@ -1,4 +1,4 @@
-"""Decodes what strangers may have made in child processes: bounded, without files or a network, and kept ready.
+"""Decodes untrusted samples in child processes: bounded, without files or a network, and kept ready.
 
 A process that imports the decoders once forks a child for each decoding thread. Encoded samples, pixels and tokens
 lie in memory that node and child share; what is said about them are small messages of JSON, one for all samples that
@@ -463,7 +463,7 @@ class _Ended(Exception):
 
 
 def _without_keys(environment: Mapping[str, str]) -> dict[str, str]:
-    """What processes of strangers' samples get of an environment, which holds tokens and keys."""
+    """What processes of untrusted samples get of an environment, which holds tokens and keys."""
     return {name: value for name, value in environment.items() if _PASSED_ON.fullmatch(name)}
 
 

@@ -101,12 +101,19 @@ def declare(transform: Transform) -> Declared:
     if not callable(transform):
         raise SettingError(
             f"transform takes a transform of torchvision or timm, an image processor of transformers, a function of an "
-            f"image, or frostline.preprocess steps, not {type(transform).__name__}"
+            f"image, or frostline.preprocess steps, not {type(transform).__name__}{_LINES.get(type(transform), '')}"
         )
     processor = getattr(transform, "image_processor", transform)
     if _is_processor(processor):
         return _of_processor(processor)
     return _of_parts(transform)
+
+
+_LINES: Mapping[type, str] = {
+    list: ": write torchvision.transforms.v2.Compose([...])",
+    dict: ": give one of them to each loader or data set",
+    str: ": write preprocess=frostline.preprocess.imagenet(224)",
+}
 
 
 def from_transform(transform: Transform) -> Preprocess:

@@ -22,15 +22,15 @@ class DecodingTurns:
     """Whose turn it is to decode, of several at once. Not for threads.
 
     Next is the tenant that has had the fewest seconds, from when it came on; of equal ones whoever waits longest. What
-    is decoded cannot be broken off, so a tenant whose samples take long leaves the last place to others, if there are
-    several places, and others have come within the last minute.
+    is decoded cannot be broken off, so a tenant whose samples take long leaves the last slot to others, if there are
+    several slots, and others have come within the last minute.
 
     Args:
-        places: number of samples, or of those that go together, that are decoded at the same time.
+        slots: number of samples, or of those that go together, that are decoded at the same time.
     """
 
-    def __init__(self, places: int) -> None:
-        self._places = places
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
         self._turns: dict[int, _Turn] = {}
         self._next = 0
         # Start-time fair queueing (Goyal et al., 1996): seconds so far, which begin no lower than the last start.
@@ -49,13 +49,13 @@ class DecodingTurns:
         self._seen_s[tenant] = now_s
 
     def choose(self, waiting: Iterable[str], now_s: float) -> str | None:
-        """The tenant whose turn it is now; None where all places are taken, or kept for others.
+        """The tenant whose turn it is now; None where all slots are taken, or kept for others.
 
         Args:
             waiting: tenants of the samples that wait, whichever came first is first.
             now_s: seconds of a monotonic clock.
         """
-        if len(self._turns) >= self._places:
+        if len(self._turns) >= self._slots:
             return None
         able = [tenant for tenant in dict.fromkeys(waiting) if not self._is_held_back(tenant, now_s)]
         return min(able, key=lambda tenant: self._standing_s(tenant, now_s), default=None)
@@ -89,7 +89,7 @@ class DecodingTurns:
 
     def _is_held_back(self, tenant: str, now_s: float) -> bool:
         mine = self._mine(tenant)
-        if self._places == 1 or len(mine) < self._places - 1:
+        if self._slots == 1 or len(mine) < self._slots - 1:
             return False
         if not any(name != tenant and now_s - seen_s < _SEEN_S for name, seen_s in self._seen_s.items()):
             return False

@@ -48,7 +48,7 @@ class TierStatistics:
         hits: samples found.
         misses: samples asked for and not found.
         kept: samples written.
-        rejected: samples for which there was no room; give it more bytes if that grows.
+        rejected: samples for which there was no space; give it more bytes if that grows.
         removed: samples removed for others, because nobody had used them for an hour.
         damaged: files that were not what was written; each counts as a miss too, and is removed.
     """
@@ -73,14 +73,14 @@ class LocalTier:
     """Samples in a bounded folder, by name. Safe for threads, and for up to eight processes that use one folder.
 
     Each file holds its own digest, and one that does not fit it counts as not there, so a kill or a crash at any moment
-    costs no more than what was being written. What nobody used for an hour makes room; what is in use stays, and what
-    finds no room is not kept: of data larger than the budget a share is found in every epoch, while whatever gives up
+    costs no more than what was being written. What nobody used for an hour is evicted; what is in use stays, and what
+    finds no space is not kept: of data larger than the budget a share is found in every epoch, while whatever gives up
     the oldest would find nothing.
 
     Args:
         folder: folder that holds them; made where it is missing, for its user alone.
         budget_bytes: the most bytes of its files; less where the disk would have no gigabyte left.
-        idle_s: seconds after which unused files make room.
+        idle_s: seconds after which unused files are evicted.
         clock: seconds since the epoch, as files have them.
 
     Raises:
@@ -136,9 +136,9 @@ class LocalTier:
         return found
 
     def put(self, name: str, data: Buffer) -> None:
-        """Keep a sample, if there is room. A full disk, or a folder that is gone, costs the speed and no more."""
+        """Keep a sample, if there is space. A full disk, or a folder that is gone, costs the speed and no more."""
         nbytes = _DIGEST_BYTES + len(data)
-        if not self._has_room(nbytes):
+        if not self._fits(nbytes):
             self._count(rejected=1)
             return
         partial = self._folder / f"{_PARTIAL}{secrets.token_hex(8)}"
@@ -157,7 +157,7 @@ class LocalTier:
             self._bytes += nbytes
         self._count(kept=1)
 
-    def _has_room(self, nbytes: int) -> bool:
+    def _fits(self, nbytes: int) -> bool:
         with self._lock:
             if 0 < self._rests_until_s - self._clock() <= _REST_S:  # longer where the clock was set back
                 return False

@@ -152,7 +152,7 @@ class FolderStore:
             self._make(path.parent)
             _replace(path, data, is_private=self._is_private)
         except OSError as error:
-            # Who has to make room must know where.
+            # Who has to free space must know where.
             raise error_of_system(error, str(path) if is_full(error) else object) from error
 
     def create(self) -> None:
@@ -234,7 +234,7 @@ class FolderStore:
         if not self._path.is_dir():
             hint = (
                 ": name a folder without wildcards, and all that lies below it is read"
-                if "*" in str(self._path)
+                if set("*?{") & set(str(self._path))
                 else ""
             )
             raise DataNotFound(f"there is no folder {self._path}{hint}")
@@ -243,7 +243,7 @@ class FolderStore:
 def _no_folder(path: Path) -> str:
     """What is said of a file that is no data set by itself."""
     if path.name.lower().endswith(COMPRESSED):
-        return f"{path} is compressed as a whole and has no places to read at: unpack it, to a plain tar at most"
+        return f"{path} is compressed as a whole and cannot be read at an offset: unpack it, to a plain tar at most"
     return (
         f"{path} is a file, and of single files those that end in {', '.join(FILE_SUFFIXES)} are data sets: name its "
         f"folder {path.parent}, or such a file"

@@ -343,7 +343,7 @@ class Entries(Sequence[Entry]):
 
     @classmethod
     def concatenate(cls, parts: "list[Entries]") -> "Entries":
-        """Those of several listings, in the order of their names. The list is emptied: what it held makes room."""
+        """Those of several listings, in the order of their names. The list is emptied: what it held is freed."""
         columns = list(pa.concat_tables([part.table for part in parts] or [_COLUMNS.empty_table()]).columns)
         parts.clear()
         table = _in_order(columns)

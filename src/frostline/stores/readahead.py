@@ -38,14 +38,14 @@ class _Read:
 
     Attributes:
         place: place that is read.
-        room: the memory.
+        reservation: the memory.
         answer: result of the read.
         begun_at: the time when a thread came to it.
         is_again: True if it is made a second time.
     """
 
     place: Place
-    room: MemoryReservation
+    reservation: MemoryReservation
     answer: "Future[_Found]" = field(default_factory=Future)
     begun_at: float | None = None
     is_again: bool = False
@@ -73,10 +73,10 @@ class ReadAheadQueue:
     for threads.
 
     Args:
-        room: function that sets memory aside for a place, without waiting; None where there is none now.
+        reserve: function that sets memory aside for a place, without waiting; None where there is none now.
         threads: executor whose threads wait for stores.
         maximum: reads under way in them at once.
-        max_bytes: bytes of the largest place that there is ever room for.
+        max_bytes: bytes of the largest place that there is ever memory for.
 
     Attributes:
         lock: lock that guards the queue, and what its ``ReadAhead`` have begun.
@@ -84,13 +84,13 @@ class ReadAheadQueue:
 
     def __init__(
         self,
-        room: Callable[[int], MemoryReservation | None],
+        reserve: Callable[[int], MemoryReservation | None],
         threads: Executor,
         *,
         maximum: int,
         max_bytes: int = sys.maxsize,
     ) -> None:
-        self.take = room
+        self.take = reserve
         self.lock = threading.RLock()
         self._threads = threads
         self._maximum = maximum
@@ -99,7 +99,7 @@ class ReadAheadQueue:
         self._waiting: OrderedDict[tuple[ReadAhead, Place], None] = OrderedDict()
 
     def join(self, ahead: "ReadAhead", places: Iterable[Place]) -> None:
-        """They wait, about in this order, until ``go_on``; those for which there is never room do not."""
+        """They wait, about in this order, until ``go_on``; those for which there is never memory do not."""
         with self.lock:
             for place in places:
                 if 0 < place.length <= self._max_bytes:
@@ -121,12 +121,12 @@ class ReadAheadQueue:
                 ahead, place = next(iter(self._waiting))
                 if not ahead.is_batched and self._under_way >= self._maximum:
                     break
-                room = self.take(place.length)
-                if room is None:
+                reservation = self.take(place.length)
+                if reservation is None:
                     break
                 del self._waiting[ahead, place]
                 self._under_way += not ahead.is_batched
-                begun.setdefault(ahead, []).append(ahead.begin(place, room))
+                begun.setdefault(ahead, []).append(ahead.begin(place, reservation))
         for ahead, reads in begun.items():
             if ahead.is_batched:
                 self._threads.submit(ahead.make_all, reads)
@@ -211,9 +211,9 @@ class ReadAhead:
             if read.answer.cancel() or not _settled(partial(read.answer.set_exception, CancelledError())):
                 self._give_back(read)
 
-    def begin(self, place: Place, room: MemoryReservation) -> _Read:
+    def begin(self, place: Place, reservation: MemoryReservation) -> _Read:
         """A place is read from now on; for the line, which holds its lock."""
-        read = self._begun[place] = _Read(place=place, room=room)
+        read = self._begun[place] = _Read(place=place, reservation=reservation)
         return read
 
     def make(self, read: _Read) -> None:
@@ -264,8 +264,8 @@ class ReadAhead:
             return read.is_again
 
     def _read_again(self, read: _Read, second: SecondReads) -> None:
-        room = None if read.answer.done() else self._line.take(read.place.length)
-        if room is None:
+        reservation = None if read.answer.done() else self._line.take(read.place.length)
+        if reservation is None:
             return
         second.made()
         try:
@@ -273,7 +273,7 @@ class ReadAhead:
         except FrostlineError:  # the first read may bring it
             return
         finally:
-            room.release()
+            reservation.release()
         # Where the first read is under way, its end gives its memory back.
         if self._drop(read) and not _settled(partial(read.answer.set_result, found)):
             self._give_back(read)
@@ -296,7 +296,7 @@ class ReadAhead:
             self._give_back(read)
 
     def _give_back(self, read: _Read) -> None:
-        read.room.release()
+        read.reservation.release()
         self._line.go_on()
 
 
@@ -330,14 +330,14 @@ class BlockReads:
     """A ``Versioned`` for places that are known long before, in the order in which they will be asked for.
 
     AdjacentReads are read by one request, cut apart when it has come, and let go one by one as they are taken. Some
-    requests are under way at once, as long as there is room and nobody said to wait (``begin``). Who asks for a place
-    that was not begun begins its request, or reads the place alone where there is no room: nobody waits for room.
+    requests are under way at once, as long as there is memory and nobody said to wait (``begin``). Who asks for a place
+    that was not begun begins its request, or reads the place alone where there is no memory: nobody waits for memory.
     A place that was given or lost, or that nobody told of, is read by itself. Safe for threads.
 
     Args:
         store: store that is read.
         threads: executor whose threads wait for the store.
-        room: function that sets memory aside for a request, without waiting; None where there is none.
+        reserve: function that sets memory aside for a request, without waiting; None where there is none.
         is_here: True if a place of an object of that version need not be read at all.
     """
 
@@ -345,13 +345,13 @@ class BlockReads:
         self,
         store: Versioned,
         threads: Executor,
-        room: Callable[[int], ShrinkableReservation | None],
+        reserve: Callable[[int], ShrinkableReservation | None],
         is_here: Callable[[Place, str], bool] = lambda place, version: False,  # noqa: ARG005
     ) -> None:
         self._store = store
         self._is_here = is_here
         self._threads = threads
-        self._room = room
+        self._reserve = reserve
         # A pass that was dropped in a cycle is closed by the garbage collector, which may run in any of these threads.
         self._lock = threading.RLock()
         self._told = 0
@@ -447,8 +447,8 @@ class BlockReads:
             self._threads.submit(self._make, read)
 
     def _has_begun(self, read: "_BlockRead") -> bool:
-        read.room = self._room(read.what.whole.length)
-        read.is_new = read.room is None
+        read.reservation = self._reserve(read.what.whole.length)
+        read.is_new = read.reservation is None
         self._under_way += not read.is_new
         return not read.is_new
 
@@ -481,7 +481,7 @@ class BlockReads:
             for place in tuple(read.waiting):
                 self._read_of.pop(place, None)
             read.waiting.clear()
-        self._make_room(read)
+        self._shrink(read)
 
     def _take(self, read: "_BlockRead", place: Place) -> _Found | None:
         if self._read_of.get(place) is read:
@@ -489,18 +489,18 @@ class BlockReads:
         read.waiting.discard(place)
         found = read.pieces.pop(place, None)
         if found is not None:
-            self._make_room(read)
+            self._shrink(read)
         return found
 
-    def _make_room(self, read: "_BlockRead") -> None:
+    def _shrink(self, read: "_BlockRead") -> None:
         """Give back what its pieces do not need."""
-        if read.room is None:
+        if read.reservation is None:
             return
         if read.pieces:
-            read.room.shrink(min(sum(place.length for place in read.pieces), read.what.whole.length))
+            read.reservation.shrink(min(sum(place.length for place in read.pieces), read.what.whole.length))
         else:
-            read.room.release()
-            read.room = None
+            read.reservation.release()
+            read.reservation = None
 
 
 class _BlockRead:
@@ -513,10 +513,10 @@ class _BlockRead:
         pieces: pieces that have come, by their place.
         is_there: event or future, done when it has come.
         is_new: True if nobody began it.
-        room: the memory.
+        reservation: the memory.
     """
 
-    __slots__ = ("is_new", "is_there", "number", "pieces", "room", "waiting", "what")
+    __slots__ = ("is_new", "is_there", "number", "pieces", "reservation", "waiting", "what")
 
     def __init__(self, number: int, what: AdjacentReads) -> None:
         self.number = number
@@ -525,4 +525,4 @@ class _BlockRead:
         self.pieces: dict[Place, _Found] = {}
         self.is_there: Future[None] = Future()
         self.is_new = True
-        self.room: ShrinkableReservation | None = None
+        self.reservation: ShrinkableReservation | None = None

@@ -245,12 +245,12 @@ class SharedReads:
 
     Whoever asks for the first place of a joined read makes it; whoever asks for another one meanwhile makes the next
     joined read and waits. What is given is copied, so that a joined read is let go when its last place was taken.
-    Places that nobody told of, and those for whose joined read there is no room, are read by themselves.
+    Places that nobody told of, and those for whose joined read there is no memory, are read by themselves.
 
     Args:
         store: store that is read.
         places: places that will be asked for, about in this order, once each.
-        room: function that sets memory aside for a joined read, without waiting; None where there is none.
+        reserve: function that sets memory aside for a joined read, without waiting; None where there is none.
         max_gap_bytes: read in vain rather than make another request.
         max_bytes: maximum bytes of one request. Smaller than where one caller reads all, so that several are under way.
     """
@@ -259,13 +259,13 @@ class SharedReads:
         self,
         store: Versioned,
         places: Sequence[Place],
-        room: Callable[[int], MemoryReservation | None],
+        reserve: Callable[[int], MemoryReservation | None],
         *,
         max_gap_bytes: int = 64 << 10,
         max_bytes: int = 1 << 20,
     ) -> None:
         self._store = store
-        self._room = room
+        self._reserve = reserve
         self._lock = threading.Lock()
         self._reads = _joined_reads(places, max_gap_bytes, max_bytes)
         self._read_of = {place: read for read in self._reads for place in read.waiting}
@@ -309,7 +309,7 @@ class SharedReads:
         return None if answer is None else answer.result()
 
     def _begun_next(self) -> "tuple[_SharedRead, Future[_Found]] | None":
-        """The first joined read that nobody has begun, if there is one and room for it."""
+        """The first joined read that nobody has begun, if there is one and memory for it."""
         while (number := self._next) < len(self._reads):
             read = self._reads[number]
             begun = self._begin(read)
@@ -317,17 +317,17 @@ class SharedReads:
                 return read, begun
             with self._lock:
                 if read.is_new:
-                    return None  # there is no room for it now
+                    return None  # there is no memory for it now
                 self._next = max(self._next, number + 1)
         return None
 
     def _begin(self, read: "_SharedRead") -> "Future[_Found] | None":
-        """The answer that the caller is to give; None where another one does, or there is no room."""
+        """The answer that the caller is to give; None where another one does, or there is no memory."""
         with self._lock:
-            room = self._room(read.whole.length) if read.is_new else None
-            if room is None:
+            reservation = self._reserve(read.whole.length) if read.is_new else None
+            if reservation is None:
                 return None
-            read.room, read.answer, read.is_new = room, Future(), False
+            read.reservation, read.answer, read.is_new = reservation, Future(), False
             return read.answer
 
     def _make(self, read: "_SharedRead", answer: "Future[_Found]") -> None:
@@ -349,14 +349,14 @@ class SharedReads:
 class _SharedRead:
     """Several places of an object, read by one request."""
 
-    __slots__ = ("answer", "is_new", "object", "room", "waiting", "whole")
+    __slots__ = ("answer", "is_new", "object", "reservation", "waiting", "whole")
 
     def __init__(self, object: str, whole: Range, waiting: set[Place]) -> None:
         self.object = object
         self.whole = whole
         self.waiting = waiting
         self.answer: Future[_Found] | None = None
-        self.room: MemoryReservation | None = None
+        self.reservation: MemoryReservation | None = None
         self.is_new = True
 
     @property
@@ -364,9 +364,9 @@ class _SharedRead:
         return self.answer is None or self.answer.done()
 
     def let_go(self) -> None:
-        if self.room is not None:
-            self.room.release()
-        self.answer, self.room, self.is_new = None, None, False
+        if self.reservation is not None:
+            self.reservation.release()
+        self.answer, self.reservation, self.is_new = None, None, False
 
 
 def _joined_reads(places: Sequence[Place], max_gap_bytes: int, max_bytes: int) -> list[_SharedRead]:

@@ -368,6 +368,14 @@ def names_file(path: str) -> bool:
     return path.lower().endswith(FILE_SUFFIXES)
 
 
+_MEANT = {
+    **dict.fromkeys(("minio", "s3", "s3a", "s3n"), ": write s3://"),
+    **dict.fromkeys(("gcs", "gs"), ": write gs://"),
+    **dict.fromkeys(("wasb", "wasbs"), ": write az://"),
+    **dict.fromkeys(("cassandra", "scylla"), ": write cql://"),
+}  # schemes that other programs have
+
+
 def parse_url(url_or_path: str) -> Root:
     """Take a URL or path apart.
 
@@ -383,6 +391,7 @@ def parse_url(url_or_path: str) -> Root:
     if scheme not in _SCHEMES:
         raise SettingError(
             f"Frostline reads folders, {', '.join(f'{known}://' for known in _SCHEMES)}; not {scheme}://"
+            f"{_MEANT.get(scheme.lower(), '')}"
         )
     if scheme == "file":
         return _file(rest)

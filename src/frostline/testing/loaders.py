@@ -269,7 +269,7 @@ class StateTests(LoaderTests):
         third = self.pass_ids(self.restore(job, BATCH, saved, shuffle=True))
         assert first + second + third == reference(job)
 
-    def test_with_slack_each_sample_comes_once_also_where_a_run_was_stopped(self, tmp_path: Path) -> None:
+    def test_reordered_each_sample_comes_once_also_where_a_run_was_stopped(self, tmp_path: Path) -> None:
         with small_job(tmp_path, max_reorder=None) as job:
             first, saved = self.stop(self.make(job, BATCH, shuffle=True), 3, self.save)
             rest = self.pass_ids(self.restore(job, BATCH, saved, shuffle=True))

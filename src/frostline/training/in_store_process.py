@@ -2,7 +2,7 @@
 
 It reads one line of JSON from stdin, then the file of its assignment, and says what happens in lines of JSON on
 stdout. ``stop`` on stdin ends it after the step that it is in; the end of stdin ends it at once, since then its node
-is gone. What it was given came from a stranger: it is read as data, checked, and held to a bound on memory that the
+is gone. What it was given is untrusted: it is read as data, checked, and held to a bound on memory that the
 node has set for this process.
 """
 

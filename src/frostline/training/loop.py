@@ -482,7 +482,7 @@ class Loop:
     def _put_aside(self, score: Evaluated) -> None:
         """Copy the head where it is the best so far, and held-out loss decides."""
         if self._passes.best_pass(self._losses) == len(self._scores) - 1:
-            self._best = None  # there is room for one copy; until it is made the head itself is the best
+            self._best = None  # there is memory for one copy; until it is made the head itself is the best
             self._best = score, _copied(self._head)
 
     @torch.no_grad()

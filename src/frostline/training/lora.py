@@ -22,17 +22,17 @@ def add_adapters(model: nn.Module, lora: LowRank, inputs: AnyInputs, *, seed: in
 
     Args:
         model: the network, which is changed: all of its own parameters but the classifier's are frozen.
-        lora: the places and the rank of the adapters.
+        lora: the modules and the rank of the adapters.
         inputs: one sample, as ``freeze`` takes it.
         seed: seed of the adapters.
 
     Raises:
-        SettingError: there is no such place, none of its modules can take an adapter, or peft is not installed.
+        SettingError: there is no such module, none of its layers can take an adapter, or peft is not installed.
     """
     classifier, last = classifier_of(model, used_parameters(model, inputs))
     able = [path for path in _able(model) if path != classifier]
     chosen = [path for path in able if lora.has(path)]
-    missing = [place for place in lora.places if not any(f".{place}." in f".{path}." for path in chosen)]
+    missing = [module for module in lora.modules if not any(f".{module}." in f".{path}." for path in chosen)]
     if missing:
         raise SettingError(_refusal(model, missing[0], able))
     peft = _peft()
@@ -55,7 +55,7 @@ def check_trained(model: nn.Module, until: str) -> None:
     if names:
         raise SettingError(
             f"the adapter of {names[0].partition(f'.{_OWN}')[0]} lies before the end of {until!r}, up to which all is "
-            "frozen: name an earlier layer (--until), or a later place (--lora)"
+            "frozen: name an earlier layer (--until), or a later layer (--lora)"
         )
 
 
@@ -101,11 +101,11 @@ def _able(model: nn.Module) -> Iterator[str]:
             yield path
 
 
-def _refusal(model: nn.Module, place: str, able: list[str]) -> str:
+def _refusal(model: nn.Module, path: str, able: list[str]) -> str:
     shown = ", ".join(able[-_SHOWN:]) or "none of this network"
-    there = any(f".{place}." in f".{path}." for path, _ in model.named_modules())
+    there = any(f".{path}." in f".{name}." for name, _ in model.named_modules())
     why = "has no linear layer or convolution that takes an adapter" if there else "is no module of the network"
-    return f"{place!r} {why}; modules that take one are {shown}{' and others' if len(able) > _SHOWN else ''} (--lora)"
+    return f"{path!r} {why}; modules that take one are {shown}{' and others' if len(able) > _SHOWN else ''} (--lora)"
 
 
 def _peft() -> Any:

@@ -91,7 +91,8 @@ def load_model(
     """
     on_event = on_event or _ignore
     if not name.partition(":")[2]:
-        likely = f"hf:{name}" if "/" in name else f"timm:{name} or torchvision:{name}"
+        last = name.rpartition(".")[2] if name.startswith("torchvision.") else name.removeprefix("timm/")
+        likely = f"hf:{name}" if "/" in last else f"timm:{last} or torchvision:{last}"
         others = "hf:OWNER/NAME, hf:FOLDER, demo:efficientnet_lite0, or package.module:function for one of your own"
         raise UnknownModel(f"model {name!r} does not say which library it is of: write {likely}; or {others}")
     with torch.random.fork_rng():

@@ -20,9 +20,9 @@ __all__ = (
 )
 
 
-_PLACE = re.compile(r"[\w.]*\w(-\d+)?")
+_MODULE = re.compile(r"[\w.]*\w(-\d+)?")
 _RANGE = re.compile(r"(.*?)(\d+)-(\d+)")
-_LORA_SHAPE = "PLACE[,PLACE...]:r=RANK[,alpha=NUMBER][,dropout=SHARE], such as layers.10-11:r=8"
+_LORA_SHAPE = "LAYER[,LAYER...]:r=RANK[,alpha=NUMBER][,dropout=SHARE], such as layers.10-11:r=8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class LowRank:
     """Low-rank adapters (LoRA, arXiv 2106.09685) of a network's layers.
 
     Attributes:
-        places: paths of modules, whole or their ends: ``layers.10`` is ``vit.layers.10`` too.
+        modules: paths of modules, whole or their ends: ``layers.10`` is ``vit.layers.10`` too.
         rank: rank of every adapter's two matrices.
         alpha: scale of what an adapter adds, times the rank.
         dropout: share of an adapter's input that is dropped in training.
     """
 
-    places: tuple[str, ...]
+    modules: tuple[str, ...]
     rank: int
     alpha: float
     dropout: float = 0.0
@@ -50,11 +50,11 @@ class LowRank:
         """
         named, _, how = text.partition(":")
         values = dict(pair.strip().partition("=")[::2] for pair in how.split(",") if pair.strip())
-        places = tuple(place for part in named.split(",") for place in _places(part.strip(), text))
+        modules = tuple(module for part in named.split(",") for module in _modules(part.strip(), text))
         try:
             rank = int(values.pop("r"))
             found = cls(
-                places=places,
+                modules=modules,
                 rank=rank,
                 alpha=float(values.pop("alpha", rank)),
                 dropout=float(values.pop("dropout", 0.0)),
@@ -66,12 +66,12 @@ class LowRank:
         return found
 
     def has(self, path: str) -> bool:
-        """Whether a module of that path is one of the places, or inside one."""
-        return any(f".{place}." in f".{path}." for place in self.places)
+        """Whether a module of that path is one of the modules, or inside one."""
+        return any(f".{module}." in f".{path}." for module in self.modules)
 
 
-def _places(part: str, text: str) -> list[str]:
-    if not _PLACE.fullmatch(part):
+def _modules(part: str, text: str) -> list[str]:
+    if not _MODULE.fullmatch(part):
         raise _unreadable_lora(text)
     match = _RANGE.fullmatch(part)
     if match is None:

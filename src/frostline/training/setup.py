@@ -1,6 +1,6 @@
 """What every job starts with: the data, the frozen network, and the job on a node."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,8 +10,7 @@ from frostline.core.events import Event, NodeRestarted, Observer, PhaseStarted, 
 from frostline.datasets import Dataset
 from frostline.jobs import Job
 from frostline.jobs.connect import asked_early
-from frostline.jobs.offload import make_job
-from frostline.loaders.ahead import SamplesAhead
+from frostline.jobs.offload import offload
 from frostline.models import freeze
 from frostline.training.lora import add_adapters, check_trained
 from frostline.training.networks import Pretrained, load_model
@@ -73,10 +72,10 @@ def set_up(
     with ExitStack() as stack:
         if begun is None:
             begun = stack.enter_context(begin(settings, on_event, min_classes=min_classes))
-        ahead = None
+        near = None
         if first is not None and begun.samples == IMAGES and begun.near is not None and _begins_at_once(settings):
             nodes, samples = (begun.near, *settings.also_near), first(begun.whole, begun.data)
-            ahead = stack.enter_context(asked_early(begun.data, samples, nodes, settings.loader, settings.accuracy))
+            near = stack.enter_context(asked_early(begun.data, samples, nodes, settings.loader, settings.accuracy))
         on_event(PhaseStarted(name="building the network"))
         parts = by_input(begun.samples, "--samples")
         network = load_model(
@@ -94,7 +93,7 @@ def set_up(
         _freeze(network, settings)
         watch = _Watch(begun, on_event)
         made = partial(_job, _known(settings, begun), network, watch, stack)
-        job = made(begun.data, epochs, ahead)
+        job = made(begun.data, epochs, near)
         # As the job lists it: it may have listed it again.
         yield Setup(
             data=job.data,
@@ -122,14 +121,14 @@ def _job(
     stack: ExitStack,
     data: Dataset,
     epochs: int,
-    ahead: SamplesAhead | None = None,
+    near: Sequence[str] | None = None,
 ) -> Job:
     return stack.enter_context(
-        make_job(
+        offload(
             network.model,
             data,
             preprocess=network.preprocess,
-            near=(watch.url, *settings.also_near),
+            near=near or (watch.url, *settings.also_near),
             cut=settings.cut,
             codec=settings.codec,
             policy=settings.policy,
@@ -137,7 +136,6 @@ def _job(
             epochs=epochs,
             settings=settings.loader,
             on_event=watch,
-            ahead=ahead,
         )
     )
 

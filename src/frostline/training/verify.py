@@ -192,7 +192,7 @@ def compare_steps(
     """
     if not np.array_equal(was.ids, now.ids):
         place = next((row for row, (a, b) in enumerate(zip(was.ids, now.ids, strict=False)) if a != b), len(now.ids))
-        what = f"step {was.step} has other samples, or others in front, from place {place} of its batch on"
+        what = f"step {was.step} has other samples, or others in front, from position {place} of its batch on"
         return Comparison(samples=0, equal=0, error=None, differences=(Difference(part="order", what=what),))
     found = []
     if listed := was.sources_unlike(now):

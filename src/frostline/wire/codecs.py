@@ -318,6 +318,13 @@ _STEPS = {
 # The finest first.
 _PRECISIONS = (EXACT, *LOSSY)
 # What a named accuracy allows at most.
+_MEANT = {
+    **dict.fromkeys(("fp32", "float", "single"), FLOAT32),
+    **dict.fromkeys(("float16", "half"), "fp16"),
+    "bfloat16": "bf16",
+    **dict.fromkeys(("8bit", "qint8", "uint8"), "int8"),
+    **dict.fromkeys(("lossless", "none"), EXACT),
+}  # names that other libraries have
 _COARSEST = {EXACT: EXACT, FLOAT32: EXACT, **{name: name for name in LOSSY}}
 _COMPRESSIONS = ("", "lz4", "zstd")
 
@@ -435,8 +442,9 @@ def offered_precisions(accuracy: str | float) -> tuple[str, ...]:
         return _PRECISIONS[: _PRECISIONS.index(_COARSEST[accuracy]) + 1]
     if _is_tolerance(accuracy):
         return _PRECISIONS
-    named = ", ".join(_COARSEST)
-    raise SettingError(f"accuracy is one of {named}, or a relative error such as 0.001, not {accuracy!r}")
+    named, meant = ", ".join(_COARSEST), _MEANT.get(str(accuracy).removeprefix("torch."))
+    hint = "" if meant is None else f": write accuracy={meant!r}"
+    raise SettingError(f"accuracy is one of {named}, or a relative error such as 0.001, not {accuracy!r}{hint}")
 
 
 def _is_tolerance(accuracy: str | float) -> bool:

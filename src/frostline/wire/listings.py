@@ -116,7 +116,7 @@ class ManifestHead:
         """The inverse of ``to_json``.
 
         Raises:
-            Refused: a stranger wrote it, and it makes no sense.
+            Refused: an untrusted client wrote it, and it makes no sense.
         """
         splits: Any = value.get("splits")
         are_right = (
@@ -148,7 +148,7 @@ def line_of_event(event: Event) -> dict[str, Any] | None:
 
 
 def event_from_line(value: dict[str, Any]) -> Event | None:
-    """The inverse of ``line_of_event``; None for what makes no sense, which a stranger wrote."""
+    """The inverse of ``line_of_event``; None for what makes no sense, which an untrusted client wrote."""
     match value:
         case {"event": "phase", "name": str(name)} if name.isprintable():
             return PhaseStarted(name=name[:_MAX_TEXT])
@@ -165,7 +165,7 @@ def failure_to_json(error: FrostlineError) -> dict[str, Any]:
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind in _OF_DATA.values())
             return {"event": "failed", "error": kind, "message": str(error)}
         case OutOfSpace():
-            told: FrostlineError = Unavailable(f"the node has no room for the manifest: {error}")
+            told: FrostlineError = Unavailable(f"the node has no space on its disk for the manifest: {error}")
         case UserError():  # what its own user could put right is a request to a node that makes no sense
             told = BadRequest(str(error))
         case _:

@@ -457,7 +457,7 @@ Patch = dict[str, int | float | str | None]
 
 
 def fields_of_patch(value: object, known: Iterable[str]) -> Patch:
-    """The fields that a stranger's PATCH sets.
+    """The fields that an untrusted client's PATCH sets.
 
     Args:
         value: the body, as JSON gave it.

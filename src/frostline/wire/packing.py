@@ -1,6 +1,6 @@
-"""Packs the tensors of a batch with a codec, row by row where it compresses, and unpacks what a stranger sent.
+"""Packs the tensors of a batch with a codec, row by row where it compresses, and unpacks what a client sent.
 
-Packs each row of a tensor by itself: without its zeros, compressed, or both; and unpacks what a stranger sent.
+Packs each row of a tensor by itself: without its zeros, compressed, or both; and unpacks what a client sent.
 """
 
 import math
@@ -271,7 +271,7 @@ def _inflate_lz4(frame: Bytes, length: int) -> Bytes:
 
 
 def _inflate_zstd(frame: Bytes, length: int) -> Bytes:
-    # At once, which takes exactly that length: a stream makes room for whatever window the frame asks for.
+    # At once, which takes exactly that length: a stream allocates whatever window the frame asks for.
     return np.frombuffer(pa.Codec("zstd").decompress(frame, length), np.uint8)
 
 

@@ -26,6 +26,7 @@ from frostline.core.events import (
     StepFinished,
     WaitingForRows,
 )
+from frostline.core.hints import add_field_hints
 
 __all__ = (
     "FEW_EPOCHS",
@@ -124,6 +125,7 @@ class Passes:
         return len(losses) - max(gained + 1, since) >= self.patience
 
 
+@add_field_hints
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """The hyperparameters of training a head, as data. Trainer and node get the same bits from it on one machine.

@@ -38,7 +38,7 @@ from frostline.datasets.dataset import Dataset, refresh_locally, require_one_par
 from frostline.datasets.formats.labels import are_numbers, in_order
 from frostline.datasets.manifest import refusing_observer
 from frostline.stores.cql.store import CqlStore
-from frostline.stores.cql.writer import TableSample, seal_of
+from frostline.stores.cql.writer import TableSample, row_digest
 from frostline.stores.open import open_store
 
 __all__ = ("CopyResult", "put_into_table")
@@ -48,7 +48,7 @@ _ROWS_A_PART = 512
 _CLASSES_SHOWN = 20
 # Read at once, and held until they are put.
 _BYTES_AT_ONCE = 16 << 20
-# A seal is the SHA-256 of the data, then what the data was read from, then the data set.
+# A digest is the SHA-256 of the data, then what the data was read from, then the data set.
 _SHA256_BYTES, _ORIGIN_BYTES, _SOURCE_BYTES = 32, 16, 16
 
 
@@ -67,7 +67,7 @@ def put_into_table(
 
     A sample's key follows from its name, so none is there twice, however often this is run. A table takes several data
     sets as long as no two of their samples have one name and other bytes. Each is read back, and then
-    its row is sealed with the SHA-256 of its bytes and with what they were read from. Samples whose seal says that they
+    its row gets a digest: the SHA-256 of its bytes and what they were read from. Samples whose digest says that they
     are there are not read again; where the source has no versions they are read, and not put again. Names and order
     are those of the source: training on the table is training on the source. Columns that the table lacks are added;
     where this user may not do that, which metadata stays behind is said before it begins.
@@ -80,7 +80,7 @@ def put_into_table(
         workers: samples read, and scaled, at once.
         max_skipped_fraction: share of the samples that may be unreadable.
         verify: read the data and the masks of rows that are there already too, and put those again whose SHA-256 is
-            not that of their seal.
+            not that of their digest.
         on_event: function that is called with each event.
         runner: runner that writes the samples, some hundred at a time.
 
@@ -133,7 +133,7 @@ def _say_other_numbers(source: Dataset, on_event: Observer) -> None:
         return
     on_event(
         SetupWarning(
-            reason=f"a table has no place for the order of classes: {len(there)} have samples, and are numbered there "
+            reason=f"a table cannot hold the order of classes: {len(there)} have samples, and are numbered there "
             f"in the order of their names, not as {', '.join(source.classes[:_CLASSES_SHOWN])}"
             f"{', …' if len(source.classes) > _CLASSES_SHOWN else ''}"
         )
@@ -173,9 +173,9 @@ class _TablePlan:
 
 
 class _Before(NamedTuple):
-    """The seals of some samples, and the places of those whose rows hold other bytes than their seals say."""
+    """The digests of some samples, and the places of those whose rows hold other bytes than their digests say."""
 
-    seals: Sequence[bytes]
+    digests: Sequence[bytes]
     damaged: Sequence[int]
 
 
@@ -193,8 +193,8 @@ class _TableWriter:
 
     def look(self, part: CopyPart) -> _Before:
         names = take_texts(self._source.names, np.array(part.rows, np.int64))
-        seals = self._table.seals(names)
-        return _Before(seals, self._table.find_damaged(names, seals) if self._verify else ())
+        digests = self._table.digests(names)
+        return _Before(digests, self._table.find_damaged(names, digests) if self._verify else ())
 
     def make(self, part: CopyPart, before: _Before) -> Future[_PartPut]:
         """Rows that lacked samples are all put, also those that another call has put since: with the same bytes."""
@@ -211,7 +211,7 @@ class _Reader:
 
     def __init__(self, asked: "_Asked", before: _Before, scaling: Scaling, source: str, table: str) -> None:
         self._asked = asked
-        self._seals = before.seals
+        self._digests = before.digests
         self._damaged = frozenset(before.damaged)
         self._scaling = scaling
         self._source = source
@@ -230,7 +230,7 @@ class _Reader:
 
     def missing(self) -> Iterator[TableSample]:
         rows = range(len(self._asked.names))
-        unsure = [row for row in rows if row in self._damaged or not self._asked.is_there(row, self._seals[row])]
+        unsure = [row for row in rows if row in self._damaged or not self._asked.is_there(row, self._digests[row])]
         self._there |= set(rows).difference(unsure)
         for some in divide_samples(self._asked.lengths[unsure], max_bytes=_BYTES_AT_ONCE, max_rows=_ROWS_A_PART):
             yield from self._read(unsure[some.start : some.stop])
@@ -243,10 +243,10 @@ class _Reader:
                 self._skipped.append(found)
                 continue
             row, data, mask = rows[place], found.image, found.mask
-            sealed = seal_of(data, mask, asked.origins[row])
-            self._require_own(asked.names[row], sealed, self._seals[row])
+            marked = row_digest(data, mask, asked.origins[row])
+            self._require_own(asked.names[row], marked, self._digests[row])
             self._there.add(row)
-            if row in self._damaged or self._seals[row] != sealed:
+            if row in self._damaged or self._digests[row] != marked:
                 self._made += 1
                 yield TableSample(
                     asked.names[row],
@@ -258,10 +258,10 @@ class _Reader:
                     asked.about[row],
                 )
 
-    def _require_own(self, name: str, sealed: bytes, seal: bytes) -> None:
+    def _require_own(self, name: str, marked: bytes, digest: bytes) -> None:
         """Make sure that a row does not hold another data set's sample, whose name is the same by chance."""
-        theirs = seal[_SHA256_BYTES + _ORIGIN_BYTES :]
-        if theirs and theirs != _named(self._source) and seal[:_SHA256_BYTES] != sealed[:_SHA256_BYTES]:
+        theirs = digest[_SHA256_BYTES + _ORIGIN_BYTES :]
+        if theirs and theirs != _named(self._source) and digest[:_SHA256_BYTES] != marked[:_SHA256_BYTES]:
             raise SettingError(
                 f"{self._table} holds another sample called {name}, which was put there from other data than "
                 f"{self._source}: put this data into another table"
@@ -270,7 +270,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Asked:
-    """Some samples of the source, and what their seals must say."""
+    """Some samples of the source, and what their digests must say."""
 
     samples: Samples
     names: Sequence[str]
@@ -294,17 +294,17 @@ class _Asked:
         targets = self.samples.targets
         return self.samples.lengths if targets is None else self.samples.lengths + targets.lengths
 
-    def is_there(self, row: int, seal: bytes) -> bool:
-        """Whether a seal says that the row was made from the very version of the object that is listed."""
+    def is_there(self, row: int, digest: bytes) -> bool:
+        """Whether a digest says that the row was made from the very version of the object that is listed."""
         targets = self.samples.targets
         has_versions = bool(self.samples.versions and self.samples.versions[row])
         if targets is not None and targets.lengths[row]:
             has_versions &= bool(targets.versions[row])
-        return has_versions and seal[_SHA256_BYTES:] == self.origins[row]
+        return has_versions and digest[_SHA256_BYTES:] == self.origins[row]
 
 
 def _named(url: str) -> bytes:
-    """Stands for a data set in the seals of its rows."""
+    """Stands for a data set in the digests of its rows."""
     return hashlib.blake2b(url.encode(), digest_size=_SOURCE_BYTES).digest()
 
 

@@ -235,7 +235,7 @@ def ingest(
         TooManySkipped: more images were unreadable than allowed.
         DataError: No sample can be read, an object's bytes differ from those that were written, or another process is
             making a format at the same place.
-        OutOfSpace: the destination is full; run it again when there is room.
+        OutOfSpace: the destination is full; run it again when there is space.
         StoreError: a store failed; run it again.
     """
     require_one_part(source)
@@ -307,12 +307,14 @@ def _claim(store: ObjectStore, layout: Layout, there: dict[str, int]) -> None:
     if LAYOUT not in there:
         other = next((name for name in there if not name.startswith(".")), None)
         if other is not None:
-            raise SettingError(f"{store.url} is not empty, it holds {other}: choose another place for the ready format")
+            raise SettingError(
+                f"{store.url} is not empty, it holds {other}: choose another destination for the ready format"
+            )
         store.write(LAYOUT, json.dumps(layout.to_json(), indent=1).encode())
         return
     if Layout.from_json(store.read(LAYOUT, 0, there[LAYOUT])) != layout:
         raise SettingError(
-            f"{store.url} holds a ready format of other data, or one made otherwise: choose another place for this one"
+            f"{store.url} holds a ready format of other data, or one made otherwise: choose another destination"
         )
 
 

@@ -119,7 +119,7 @@ def repack(
         DataChanged: an image has changed since it was listed, and the source refuses that.
         TooManySkipped: more samples were unreadable than allowed.
         DataError: an object came back otherwise than it was written, or another process writes to the same place.
-        OutOfSpace: the destination is full; run it again when there is room.
+        OutOfSpace: the destination is full; run it again when there is space.
         StoreError: a store failed; run it again.
     """
     require_one_part(source)
@@ -239,10 +239,10 @@ class _Copy:
         is_over = other is None and self._records is not self._store
         if _CLAIM not in there or is_over:
             if other is not None:
-                raise SettingError(f"{url} is not empty, it holds {other}: choose another place for the copy")
+                raise SettingError(f"{url} is not empty, it holds {other}: choose another destination for the copy")
             self._records.write(_CLAIM, json.dumps(with_schema(claim, _FORMAT), indent=1).encode())
         elif self._claimed(there[_CLAIM]) != claim:
-            raise SettingError(f"{url} holds a copy of other data, or one made otherwise: choose another place")
+            raise SettingError(f"{url} holds a copy of other data, or one made otherwise: choose another destination")
 
     def _claimed(self, entry: Entry) -> Any:
         try:
@@ -250,7 +250,7 @@ class _Copy:
         except (RecursionError, ValueError) as error:
             raise SettingError(
                 f"{_CLAIM} at {self._records.url} is damaged, which says what is copied to {self._store.url}: "
-                "remove all that lies there, or choose another place"
+                "remove all that lies there, or choose another destination"
             ) from error
         return without_schema(value, _FORMAT, f"{_CLAIM} at {self._records.url}")
 

@@ -175,7 +175,7 @@ class ArrowStream:
         place = int(buffer.address) - memory.ctypes.data
         if not 0 <= place <= place + buffer.size <= len(memory):
             raise DataError(
-                f"{self.name} is compressed, and compressed batches have no places to read at: write it again "
+                f"{self.name} is compressed, and compressed batches cannot be read at an offset: write it again "
                 "without compression, as save_to_disk does, or as Parquet"
             )
         return place

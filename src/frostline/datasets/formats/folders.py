@@ -379,7 +379,9 @@ def _nothing_at(url: str, entries: Sequence[Entry]) -> str:
     beside = ""
     packed = next((entry.object for entry in entries if entry.object.lower().endswith(COMPRESSED)), None)
     if packed is not None:
-        beside += f"; {packed} is compressed as a whole and has no places to read at: unpack it, to a plain tar at most"
+        beside += (
+            f"; {packed} is compressed as a whole and cannot be read at an offset: unpack it, to a plain tar at most"
+        )
     said = _unread(entries) or table_log(entries) or ("" if beside else _what_is_there(entries))
     return f"{url} holds no images or sounds, in class folders (such as cats/1.jpg) or in none{beside}{said}"
 

@@ -193,9 +193,9 @@ def _by_reason(objects: pa.Array, format: str, of_samples: Sequence[str]) -> Ite
     is_beside |= is_table  # which another format reads
     for suffix, other in _READ_BY.items():
         of_other = is_table & _mask(pc.equal(suffixes, suffix)) & (format != other)
-        yield from _named(f"that the format {format} has no place for, and --format {other} reads", objects, of_other)
+        yield from _named(f"that the format {format} does not use, and --format {other} reads", objects, of_other)
         is_beside &= ~of_other
-    yield from _named(f"that the format {format} has no place for", objects, is_beside)
+    yield from _named(f"that the format {format} does not use", objects, is_beside)
     others = ~hidden & ~is_sample & ~is_table
     for suffix in sorted(set(suffixes.filter(pa.array(others)).to_pylist())):
         of_suffix = others & _mask(pc.equal(suffixes, suffix))

@@ -183,14 +183,14 @@ class TarCopies:
     def _unpack(self, store: Versioned, tar: CompressedTar, path: Path) -> None:
         part = path.with_name(f"{_PARTIAL}{secrets.token_hex(8)}")
         largest = _MAX_TIMES * tar.size + _ALWAYS_FITS
-        room = self._free_bytes(self._folder) // _SHARE_OF_FREE
+        max_bytes = self._free_bytes(self._folder) // _SHARE_OF_FREE
         nbytes = 0
         try:
             with open_private(part, "xb") as file:
                 for piece in _plain(store, tar):
                     nbytes += len(piece)
-                    if nbytes > min(largest, room):
-                        raise DataError(_too_large(tar, nbytes, room, self._folder))
+                    if nbytes > min(largest, max_bytes):
+                        raise DataError(_too_large(tar, nbytes, max_bytes, self._folder))
                     file.write(piece)
             part.replace(path)
         finally:
@@ -218,15 +218,15 @@ def _is_there(path: Path) -> bool:
     return True
 
 
-def _too_large(tar: CompressedTar, nbytes: int, room: int, folder: Path) -> str:
-    if nbytes <= room:
+def _too_large(tar: CompressedTar, nbytes: int, max_bytes: int, folder: Path) -> str:
+    if nbytes <= max_bytes:
         return (
             f"{tar.file} would unpack to more than {_MAX_TIMES} times its {in_bytes(tar.size)}, as no tar of samples "
             "does: unpack it yourself, to a plain tar, if it is right"
         )
     return (
-        f"{tar.file} would unpack to more than {in_bytes(room)}, half of what is free in {folder}: set XDG_CACHE_HOME "
-        "to a larger disk, or unpack it yourself, to a plain tar"
+        f"{tar.file} would unpack to more than {in_bytes(max_bytes)}, half of what is free in {folder}: set "
+        "XDG_CACHE_HOME to a larger disk, or unpack it yourself, to a plain tar"
     )
 
 
@@ -404,7 +404,7 @@ def _said(shard: str) -> Iterator[None]:
     except tarfile.ReadError as error:
         if "unexpected end of data" in str(error):
             raise DataError(_cut_off(shard)) from error
-        raise DataError(f"{shard} is no plain tar (compressed ones have no places to read at), or damaged") from error
+        raise DataError(f"{shard} is no plain tar (compressed ones cannot be read at an offset), or damaged") from error
     except (tarfile.TarError, ValueError) as error:  # of numbers that are none, in the head of a sparse file
         raise DataError(f"{shard} is damaged: make it again or take it away") from error
 

@@ -1,4 +1,4 @@
-"""Holds connections that may be a stranger's within limits of bytes, number and time, from the first byte to the last.
+"""Holds connections of untrusted clients within limits of bytes, number and time, from the first byte to the last.
 
 A connection sends heads and announced bodies; whatever else comes on it is let by within limits, and never parsed.
 """
@@ -407,7 +407,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def turn_away(self) -> None:
         """Close it to make space for another."""
-        self._guards.say("closed a connection to make room for another: too many are open")
+        self._guards.say("closed a connection in favour of another: too many are open")
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is None or not cycle.response_complete or self._is_ending or not self._is_known:
             self.transport.abort()

@@ -48,7 +48,7 @@ class Body:
     others: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self, schemas: Schemas, *, is_asked: bool) -> dict[str, Any]:
-        """The description, of what a stranger sends where it is asked."""
+        """The description, of what a client sends where it is asked."""
         content: dict[str, Any] = {}
         if self.kind is not None:
             content["application/json"] = {"schema": schemas.of(self.kind, is_asked=is_asked)}
@@ -178,7 +178,7 @@ def describe(title: str, routes: Iterable[BaseRoute], components: Mapping[str, A
     """
     schemas = Schemas(dict(components))
     described = [route for route in routes if isinstance(route, DescribedRoute)]
-    # Messages that strangers send come first: what they and answers have in common is described as it may be sent.
+    # Messages that clients send come first: what they and answers have in common is described as it may be sent.
     for body in (operation.body for route in described for operation in route.operations.values() if operation.body):
         body.to_json(schemas, is_asked=True)
     paths = {

@@ -1,4 +1,4 @@
-"""Reads requests of connections that may be a stranger's within limits of time and bytes, and makes responses.
+"""Reads requests of untrusted clients within limits of time and bytes, and makes responses.
 
 Reads the bodies of requests, makes JSON responses, and cancels calls whose client disconnects.
 

@@ -1,4 +1,4 @@
-"""TLS of one connection of a server, between the socket and the protocol of HTTP, within the bounds of strangers.
+"""TLS of one connection of a server, between the socket and HTTP, within the bounds of untrusted clients.
 
 asyncio's own begins without a bound that the other connections share, and holds 256 KiB for each connection.
 """
@@ -102,7 +102,7 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
     def turn_away(self) -> None:
         """Close it to make space for another, before both sides agree."""
-        self._guards.say("closed a connection to make room for another: too many are open")
+        self._guards.say("closed a connection in favour of another: too many are open")
         self.abort()
 
     def _agree(self) -> None:

@@ -68,17 +68,17 @@ class TrialPolicy:
         maximum = self.max_run_s / (ROWS * trial.seconds) if trial.seconds else math.inf
         return trial if trial.rows <= ROWS * maximum else replace(trial, rows=ROWS * int(maximum))
 
-    def admit(self, trial: Trial, room: "EngineMemory", tenant_bytes: float) -> Trial:
+    def admit(self, trial: Trial, memory: "EngineMemory", tenant_bytes: float) -> Trial:
         """The trial, failed if the node has no memory or time for the engine; the reference is bounded elsewhere.
 
         Args:
             trial: trial of an engine, with its measured memory.
-            room: memory that the engine must fit.
+            memory: memory that the engine must fit.
             tenant_bytes: memory for weights that its tenant may use beside the prefix.
         """
         if trial.engine == REFERENCE:
             return trial
-        why_not = room.lacks(trial, tenant_bytes)
+        why_not = memory.lacks(trial, tenant_bytes)
         return self.limit_rows(trial) if why_not is None else replace(trial, seconds=0.0, why_not=why_not)
 
 
@@ -166,14 +166,14 @@ class Requester:
             time.
         is_abandoned: True if the request was cancelled; ``Trials.wake`` has it checked.
         spent: function that is called with the seconds of each trial.
-        room_bytes: maximum memory of an engine for it.
+        max_engine_bytes: maximum memory of an engine for it.
     """
 
     name: str = ""
     check: Callable[[], None] = _nobody_owes
     is_abandoned: Callable[[], bool] = _never
     spent: Callable[[float], None] = _nobody_pays
-    room_bytes: float = math.inf
+    max_engine_bytes: float = math.inf
 
 
 NOBODY = Requester()

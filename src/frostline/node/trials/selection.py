@@ -255,7 +255,7 @@ class Trials:
     Args:
         folder: folder for trials and converted files, with a folder per prefix; created when it is needed.
         policy: the way that engines are tried.
-        room: memory that engines must fit.
+        memory: memory that engines must fit.
         longest_s: maximum seconds for all trials of one request; 0 tries none, and the reference is used.
         engines: names of the engines that may be tried; None for all.
         max_bytes: maximum size of the folder; least recently used prefixes are removed first.
@@ -266,7 +266,7 @@ class Trials:
         self,
         folder: Path,
         policy: TrialPolicy,
-        room: EngineMemory,
+        memory: EngineMemory,
         *,
         longest_s: float,
         engines: Collection[str] | None = None,
@@ -276,7 +276,7 @@ class Trials:
         self._kept_by = keep
         self._store = TrialStore(folder, policy, max_bytes)
         self._policy = policy
-        self._room = room
+        self._memory = memory
         self._longest_s = longest_s
         self._offers = tuple(offer for offer in OFFERS if engines is None or offer.name in (REFERENCE, *engines))
         # Its environment is that with which the node was started; variables that the user has set are passed on too.
@@ -467,7 +467,7 @@ class Trials:
         if offer is None or absence(engine, self._policy.device) is not None:
             return None
         found = self._store.get(digest, Trial(engine=engine, precision=offer.precision, cut=cut))
-        if found is None or self._room.lacks(found) is not None:
+        if found is None or self._memory.lacks(found) is not None:
             return None
         found = self._policy.limit_rows(found)
         return None if found.samples_per_s is None else found
@@ -586,7 +586,7 @@ class Trials:
             if why_not is not None:
                 refused.append(replace(trial, why_not=why_not))
             elif (found := self._store.find(digest, trial)) is not None:
-                known.append(self._policy.admit(found, self._room, requester.room_bytes))
+                known.append(self._policy.admit(found, self._memory, requester.max_engine_bytes))
             elif (coarse := too_coarse(trial.precision, accuracy)) is not None:
                 refused.append(replace(trial, why_not=coarse))
             else:
@@ -617,8 +617,8 @@ class Trials:
         if None in found:
             with self._turn(accuracy_check.runner):
                 found = self._found_out(digest, empty, accuracy_check)
-        tenant_bytes = accuracy_check.runner.requester.room_bytes
-        return [self._policy.admit(trial, self._room, tenant_bytes) for trial in found if trial is not None]
+        tenant_bytes = accuracy_check.runner.requester.max_engine_bytes
+        return [self._policy.admit(trial, self._memory, tenant_bytes) for trial in found if trial is not None]
 
     def _found_out(self, digest: str, empty: Sequence[Trial], accuracy_check: AccuracyCheck) -> list[Trial | None]:
         known = {trial.cut: self._store.find(digest, trial) for trial in empty}  # another request may have tried them

@@ -11,8 +11,8 @@ from frostline.core.errors import BadRequest, DataError
 from frostline.stores.urls import CqlLocation, check_name
 
 __all__ = (
+    "DIGEST",
     "FURTHER",
-    "SEAL",
     "TEXTS",
     "WHOLE",
     "Scan",
@@ -36,7 +36,7 @@ WHOLE = ("bigint", "int", "smallint", "tinyint", "varint", "counter")
 _OTHERS = ("boolean", "double", "float", "timestamp")
 _CLASS_COLUMNS = ("class", "class_name", "cls")
 """Columns that hold labels where the one that is called ``label`` holds masks, the first that is there."""
-SEAL = "frostline_seal"
+DIGEST = "frostline_digest"
 """The column that says of a sample which was put that it was read back, and what it was made from: a blob."""
 
 # What keys are made from beside the name; another one would double every sample.
@@ -117,11 +117,11 @@ class Shape:
         write: statement that puts data, and its size where there is a column for it, by key.
         has_size: True if there is such a column.
         table: full name of the table of the data, quoted.
-        put: the columns of a sample: key and data, then those of ``beside``, its mask and its seal where there are any.
+        put: the columns of a sample: key and data, then those of ``beside``, its mask and its digest if any.
         beside: columns of size, name and label that are in the same table.
         check: statement that gives data, and the mask where rows have one, by key.
-        seal: statement that puts a seal by key; empty where the table has no column for it.
-        sealed: statement that reads a seal by key, when it was written, and when data and mask were; empty likewise.
+        digest: statement that puts a digest by key; empty where the table has no column for it.
+        read_digest: statement that reads a digest by key, when it was written, and when data and mask were; or empty.
         listing: scan of keys, sizes where there are any, versions, and versions of the masks where there are masks.
         rows: scan of keys, labels and further columns, None where there are none.
         types: CQL types of the columns of ``rows``, by name.
@@ -138,8 +138,8 @@ class Shape:
     put: tuple[str, ...]
     beside: tuple[str, ...]
     check: str
-    seal: str
-    sealed: str
+    digest: str
+    read_digest: str
     listing: Scan
     rows: Scan | None
     types: Mapping[str, str]
@@ -178,7 +178,7 @@ def shape_of(place: CqlLocation, data: TableSchema, meta: TableSchema | None) ->
     label = _label_of(place, further) if mask else place.label
     named = {"size": (place.size, WHOLE), "name": (place.name, TEXTS), "label": (label, (*WHOLE, *TEXTS))}
     roles = {role: name for role, (name, kinds) in named.items() if data.columns.get(name) in kinds}
-    seals = [SEAL] if data.columns.get(SEAL) == "blob" else []
+    digests = [DIGEST] if data.columns.get(DIGEST) == "blob" else []
     return Shape(
         key_type=data.columns[key],
         label=label,
@@ -188,11 +188,13 @@ def shape_of(place: CqlLocation, data: TableSchema, meta: TableSchema | None) ->
         write=_writing(data, [key, *names]),
         has_size=has_size,
         table=data.full_name,
-        put=(key, blob, *roles.values(), *mask, *seals),
+        put=(key, blob, *roles.values(), *mask, *digests),
         beside=tuple(roles),
         check=_selected(data, key, [*map(quote_name, (blob, *mask))]),
-        seal=_writing(data, [key, SEAL]) if seals else "",
-        sealed=_selected(data, key, [quote_name(SEAL), *map(_written, (SEAL, blob, *mask))]) if seals else "",
+        digest=_writing(data, [key, DIGEST]) if digests else "",
+        read_digest=_selected(data, key, [quote_name(DIGEST), *map(_written, (DIGEST, blob, *mask))])
+        if digests
+        else "",
         listing=_scan(data, [key, *sizes], versions_of=[blob, *mask]),
         rows=rows,
         types=dict(beside.columns),
@@ -282,7 +284,7 @@ def free_names(place: CqlLocation, names: Sequence[str], *, has_masks: bool) -> 
         place.label,
         place.name,
         place.size,
-        SEAL,
+        DIGEST,
         *(_CLASS_COLUMNS[:1] if has_masks else ()),
     }
     free: list[str] = []
@@ -307,14 +309,14 @@ def creation(place: CqlLocation, release: str, further: Mapping[str, str], *, ha
     """
     plain = "{'sstable_compression': ''}" if release.startswith(("1.", "2.")) else "{'enabled': 'false'}"
     label = {place.label: "blob", _CLASS_COLUMNS[0]: "text"} if has_masks else {place.label: "text"}
-    columns = {place.name: "text", **label, place.size: "bigint", place.data: "blob", SEAL: "blob", **further}
+    columns = {place.name: "text", **label, place.size: "bigint", place.data: "blob", DIGEST: "blob", **further}
     said = ", ".join(f"{quote_name(name)} {kind}" for name, kind in columns.items())
     table, key = f"{quote_name(place.keyspace)}.{quote_name(place.table)}", f"{quote_name(place.id)} uuid PRIMARY KEY"
     return f"CREATE TABLE IF NOT EXISTS {table} ({key}, {said}) WITH compression = {plain}"
 
 
 def additions(place: CqlLocation, table: TableSchema, further: Mapping[str, str], *, has_masks: bool) -> dict[str, str]:
-    """The statements that give a table the columns that it lacks, by the column: of seals, and of metadata.
+    """The statements that give a table the columns that it lacks, by the column: of digests, and of metadata.
 
     Raises:
         DataError: there are masks and no column for them, or a column of that name has values of another kind.
@@ -328,7 +330,7 @@ def additions(place: CqlLocation, table: TableSchema, further: Mapping[str, str]
             raise DataError(
                 f"the column {name!a} of {place.url} is {there}, and this data has {kind}: use another table"
             )
-    wanted = {SEAL: "blob", **further}
+    wanted = {DIGEST: "blob", **further}
     return {
         name: f"ALTER TABLE {table.full_name} ADD {quote_name(name)} {kind}"
         for name, kind in wanted.items()

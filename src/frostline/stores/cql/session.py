@@ -216,8 +216,8 @@ class CqlSession:
             self.read_mask = self._prepared(self.shape.read_mask) if self.shape.read_mask else None
             self.write = self._prepared(self.shape.write)
             self.check = self._prepared(self.shape.check)
-            self.seal = self._prepared(self.shape.seal) if self.shape.seal else None
-            self.sealed = self._prepared(self.shape.sealed) if self.shape.sealed else None
+            self.digest = self._prepared(self.shape.digest) if self.shape.digest else None
+            self.read_digest = self._prepared(self.shape.read_digest) if self.shape.read_digest else None
         except BaseException:
             self.close()
             raise
@@ -231,7 +231,7 @@ class CqlSession:
         return self._session.execute(statement, values).current_rows or ()
 
     def flight(self) -> PendingStatements[Any]:
-        """Room for statements under way."""
+        """Slots for statements under way."""
         return PendingStatements(self._session)
 
     def put_statement(self, further: Sequence[str]) -> PreparedStatement:

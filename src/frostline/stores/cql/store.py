@@ -19,7 +19,7 @@ from frostline.core.config import environment
 from frostline.core.errors import AccessDenied, DataError, ObjectNotFound, SettingError, StoreError
 from frostline.stores.cql.access import CqlAccess, error_of_cql, translate_errors
 from frostline.stores.cql.schema import TEXTS, WHOLE, Shape, free_names, key_of
-from frostline.stores.cql.writer import TableSample, find_damaged_rows, put_all, seals_of
+from frostline.stores.cql.writer import TableSample, find_damaged_rows, put_all, row_digests
 from frostline.stores.protocols import LABELS, MASKS, UNREADABLE, Buffer, Driver, Entry, Place
 from frostline.stores.urls import CqlLocation, is_name
 
@@ -75,7 +75,7 @@ _OWN = ".frostline/"
 _IN_FLIGHT = 1024
 _CONTENTS_IN_FLIGHT = 64
 _WRITES_IN_FLIGHT = 32
-_SEALS_IN_FLIGHT = 256
+_DIGESTS_IN_FLIGHT = 256
 
 
 class CqlStore:
@@ -204,7 +204,7 @@ class CqlStore:
     ) -> None:
         """Put samples with their names and labels, under keys that follow from their names; again doubles nothing.
 
-        Each is read back and compared, and then its row gets a seal, where the table has a column for it.
+        Each is read back and compared, and then its row gets a digest, where the table has a column for it.
 
         Args:
             samples: the samples, taken while earlier ones are under way.
@@ -222,21 +222,21 @@ class CqlStore:
                 raise DataError(f"samples are put into one table with their labels: leave meta out of {self.url}")
             put_all(link, self._place, samples, columns=columns, maximum=maximum)
 
-    def seals(self, names: Sequence[str]) -> Sequence[bytes]:
-        """The seal of each sample that was put under these names; empty where there is none that still holds.
+    def digests(self, names: Sequence[str]) -> Sequence[bytes]:
+        """The digest of each sample that was put under these names; empty where there is none that still holds.
 
         Raises what ``put_many`` raises.
         """
         with self._driven("") as link:
-            return seals_of(link, names, maximum=_SEALS_IN_FLIGHT)
+            return row_digests(link, names, maximum=_DIGESTS_IN_FLIGHT)
 
-    def find_damaged(self, names: Sequence[str], seals: Sequence[bytes]) -> Sequence[int]:
-        """Places of the samples whose rows hold other bytes than these seals of theirs say: every row is read.
+    def find_damaged(self, names: Sequence[str], digests: Sequence[bytes]) -> Sequence[int]:
+        """Places of the samples whose rows hold other bytes than these digests of theirs say: every row is read.
 
         Raises what ``put_many`` raises.
         """
         with self._driven("") as link:
-            return find_damaged_rows(link, names, seals, maximum=_CONTENTS_IN_FLIGHT)
+            return find_damaged_rows(link, names, digests, maximum=_CONTENTS_IN_FLIGHT)
 
     def __getstate__(self) -> dict[str, object]:
         # A session cannot travel to another process; the next one makes its own.

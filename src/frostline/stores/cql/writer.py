@@ -1,4 +1,4 @@
-"""Puts samples into a table over CQL: each is written, read back and sealed, so that a run can be taken up again."""
+"""Puts samples into a table over CQL: each is written, read back and given its digest, so that a run can go on."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from frostline.stores.urls import CqlLocation
 if TYPE_CHECKING:
     from frostline.stores.cql.session import CqlSession, PendingStatements
 
-__all__ = ("TableSample", "find_damaged_rows", "put_all", "seal_of", "seals_of")
+__all__ = ("TableSample", "find_damaged_rows", "put_all", "row_digest", "row_digests")
 
 # Of a sample that is not read back yet. A null would leave a tombstone in every row.
 _OPEN = b""
@@ -27,7 +27,7 @@ class TableSample(NamedTuple):
         data: the encoded image.
         label: label of the sample; -1 where there is none.
         class_name: the name of its class; None where there is none.
-        origin: name of what it is made from, for its seal.
+        origin: name of what it is made from, for its digest.
         mask: the mask, encoded; None where it has none.
         about: the metadata, in the order of the columns that it is put with.
     """
@@ -45,7 +45,7 @@ class _Step(Enum):
     PUT = auto()
     READ = auto()
     READ_EVERYWHERE = auto()
-    SEAL = auto()
+    DIGEST = auto()
 
 
 class _UnderWay(NamedTuple):
@@ -54,8 +54,8 @@ class _UnderWay(NamedTuple):
     step: _Step
 
 
-def seal_of(data: Buffer, mask: Buffer | None, origin: bytes) -> bytes:
-    """What the row of a sample that was put and read back is sealed with: the SHA-256 of its data, and its origin."""
+def row_digest(data: Buffer, mask: Buffer | None, origin: bytes) -> bytes:
+    """What the row of a sample that was put and read back is marked with: the SHA-256 of its data, and its origin."""
     digest = hashlib.sha256(data)
     if mask is not None:
         digest.update(b"\0mask\0")
@@ -66,9 +66,9 @@ def seal_of(data: Buffer, mask: Buffer | None, origin: bytes) -> bytes:
 def put_all(
     link: "CqlSession", place: CqlLocation, samples: Iterable[TableSample], *, columns: Sequence[str], maximum: int
 ) -> None:
-    """Put samples, each of them read back and compared before its row is sealed.
+    """Put samples, each of them read back and compared before its row gets its digest.
 
-    A row is written at once, so what is sealed is whole.
+    A row is written at once, so what has a digest is whole.
 
     Args:
         link: the link to the servers of the table.
@@ -93,8 +93,8 @@ def put_all(
         _go_on(link, place, flight)
 
 
-def seals_of(link: "CqlSession", names: Sequence[str], *, maximum: int) -> list[bytes]:
-    """The seal of each sample of these names; empty where there is none, or where data was written after it.
+def row_digests(link: "CqlSession", names: Sequence[str], *, maximum: int) -> list[bytes]:
+    """The digest of each sample of these names; empty where there is none, or where data was written after it.
 
     Args:
         link: the link to the servers of the table.
@@ -104,43 +104,43 @@ def seals_of(link: "CqlSession", names: Sequence[str], *, maximum: int) -> list[
     What the driver raises comes out as it is.
     """
     found = [b""] * len(names)
-    if link.sealed is None:
+    if link.read_digest is None:
         return found
-    asked = [(link.sealed, key_from(link.shape.key_type, name)) for name in names]
+    asked = [(link.read_digest, key_from(link.shape.key_type, name)) for name in names]
     for index, rows in link.answers(asked, maximum):
         if isinstance(rows, Exception):
             raise rows
         if rows and rows[0][0] and rows[0][2] is not None:
-            seal, sealed, *written = rows[0]
-            found[index] = bytes(seal) if max(filter(None, written)) <= sealed else b""
+            digest, marked, *written = rows[0]
+            found[index] = bytes(digest) if max(filter(None, written)) <= marked else b""
     return found
 
 
-def find_damaged_rows(link: "CqlSession", names: Sequence[str], seals: Sequence[bytes], *, maximum: int) -> list[int]:
-    """Places of the samples whose data and mask are not those that their rows were sealed with: all are read.
+def find_damaged_rows(link: "CqlSession", names: Sequence[str], digests: Sequence[bytes], *, maximum: int) -> list[int]:
+    """Numbers of the samples whose data and mask are not those that their rows have the digests of: all are read.
 
     Args:
         link: the link to the servers of the table.
         names: names of samples.
-        seals: seals of their rows, as ``seals_of`` gives them; what has none is not looked at.
+        digests: digests of their rows, as ``row_digests`` gives them; what has none is not looked at.
         maximum: rows read at once.
 
     What the driver raises comes out as it is.
     """
-    sealed = [place for place, seal in enumerate(seals) if seal]
-    asked = ((link.check, key_from(link.shape.key_type, names[place])) for place in sealed)
+    marked = [place for place, digest in enumerate(digests) if digest]
+    asked = ((link.check, key_from(link.shape.key_type, names[place])) for place in marked)
     found = []
     for index, rows in link.answers(asked, maximum):
         if isinstance(rows, Exception):
             raise rows
-        if not rows or not _is_sealed_with(rows[0], seals[sealed[index]]):
-            found.append(sealed[index])
+        if not rows or not _has_digest(rows[0], digests[marked[index]]):
+            found.append(marked[index])
     return found
 
 
-def _is_sealed_with(row: Sequence[Any], seal: bytes) -> bool:
+def _has_digest(row: Sequence[Any], digest: bytes) -> bool:
     data, *masks = row
-    return data is not None and seal.startswith(seal_of(data, masks[0] if masks else None, b""))
+    return data is not None and digest.startswith(row_digest(data, masks[0] if masks else None, b""))
 
 
 def _go_on(link: "CqlSession", place: CqlLocation, flight: "PendingStatements[_UnderWay]") -> None:
@@ -156,9 +156,9 @@ def _go_on(link: "CqlSession", place: CqlLocation, flight: "PendingStatements[_U
             flight.send(done._replace(step=_Step.READ_EVERYWHERE), link.check_everywhere(done.key))
         case _Step.READ_EVERYWHERE if not _is_same(done.sample, answer):
             raise DataError(f"{done.sample.name} came back from {place.url} otherwise than it was put: run it again")
-        case _Step.READ | _Step.READ_EVERYWHERE if link.seal is not None:
-            seal = seal_of(done.sample.data, done.sample.mask, done.sample.origin)
-            flight.send(done._replace(step=_Step.SEAL), link.seal.bind((done.key, seal)))
+        case _Step.READ | _Step.READ_EVERYWHERE if link.digest is not None:
+            digest = row_digest(done.sample.data, done.sample.mask, done.sample.origin)
+            flight.send(done._replace(step=_Step.DIGEST), link.digest.bind((done.key, digest)))
         case _:
             return
 
@@ -179,6 +179,6 @@ def _row(shape: Shape, key: object, sample: TableSample) -> tuple[object, ...]:
         "label": number if shape.types.get(shape.label) in WHOLE else sample.class_name,
     }
     mask = () if not shape.read_mask else (None if sample.mask is None else bytes(sample.mask),)
-    seal = (_OPEN,) if shape.seal else ()
-    own = (key, bytes(sample.data), *(beside[role] for role in shape.beside), *mask, *seal)
+    digest = (_OPEN,) if shape.digest else ()
+    own = (key, bytes(sample.data), *(beside[role] for role in shape.beside), *mask, *digest)
     return (*own, *sample.about)
