@@ -253,6 +253,7 @@ OF_THE_RUN = {
     "column",
     "cut",
     "epochs",
+    "file_column",
     "format",
     "label",
     "label_smoothing",

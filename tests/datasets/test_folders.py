@@ -342,6 +342,88 @@ def test_a_list_beside_a_folder_of_images_says_their_labels(store, folder, writt
     assert Dataset(store.url).classes == ("owl",), "another list is another manifest"
 
 
+def column_as(suffix, columns):
+    """A list with these columns as a file of that suffix."""
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    if suffix == ".parquet":
+        pq.write_table(pa.table(columns), out := io.BytesIO())
+        return out.getvalue()
+    if suffix == ".jsonl":
+        return "\n".join(map(json.dumps, rows)).encode()
+    separator = "\t" if suffix == ".tsv" else ","
+    return "\n".join(
+        separator.join(map(str, some)) for some in (columns, *zip(*columns.values(), strict=True))
+    ).encode()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("folder", "name"), [("scans/", "{}.png"), ("scans/", "/home/ann/old/{}.png"), ("", "{}"), ("", "{}.png")]
+)
+def test_the_column_that_says_which_file_a_row_is_about_can_be_named(store, suffix, folder, name):
+    keys = ["007", "08", "9"]
+    for key in keys:
+        store.write(f"{folder}{key}.png", b"x")
+    columns = {"snap no": [name.format(key) for key in keys], "id": ["9", "007", "08"], "label": ["b", "a", "b"]}
+    store.write(f"list{suffix}", column_as(suffix, columns))
+    store.write("about.csv", b"station,height\na,1\n")
+    data = Dataset(store.url, file_column="Snap_No")
+    named = {name.rpartition("/")[2]: label for name, label in labels_by_name(data).items()}
+    assert named == {"007.png": "b", "08.png": "a", "9.png": "b"}
+    assert [one.names for one in data.manifest.left_out] == [("about.csv",)]
+    with pytest.raises(DataError, match=r"has no column 'Kode'; its columns are "):
+        _ = Dataset(store.url, file_column="Kode").samples
+
+
+@pytest.mark.parametrize("folder", ["scans/", ""])
+@pytest.mark.parametrize(
+    ("column", "names"),
+    [
+        ("id_code", "{}"), ("image_name", "{}"), ("Image Index", "{}.png"), ("uuid", "{}"), ("", "{}.png"),
+    ],
+)  # fmt: skip
+def test_the_column_with_names_of_files_is_found_without_naming(store, folder, column, names):
+    for key in ("a1", "b2", "03"):
+        store.write(f"{folder}{key}.png", b"x")
+    rows = [f"{names.format(key)},{number},{label}" for number, (key, label) in enumerate(zip(("03", "a1"), "xy"))]  # noqa: B905
+    store.write("train.csv", "\n".join([f"{column},id,label", *rows]).encode())
+    found = {name.rpartition("/")[2]: label for name, label in labels_by_name(Dataset(store.url)).items()}
+    assert {name: label for name, label in found.items() if label != -1} == {"03.png": "x", "a1.png": "y"}
+
+
+def test_paths_of_a_list_may_begin_above_the_root_and_never_lead_beside_it(tmp_path):
+    root = tmp_path / "CheXpert small"
+    written(root, "train/patient1/s/v.jpg", "train/patient2/s/v.jpg", "valid/patient3/s/v.jpg", "top.jpg")
+    (root / "list.csv").write_text(
+        "Path,label\nCheXpert small/train/patient1/s/v.jpg,a\nx/CheXpert small/valid/patient3/s/v.jpg,b\n"
+        "CheXpert small/top.jpg,a\nother/train/patient9/s/v.jpg,b\ntrain/CheXpert small/patient2/s/v.jpg,b\n"
+    )
+    data = Dataset(root, cache=tmp_path / "cache")
+    assert data.classes == ("a", "b"), "folders of patients are no classes where a list names their images"
+    assert labels_by_name(data) == {
+        "train/patient1/s/v.jpg": "a", "train/patient2/s/v.jpg": -1, "valid/patient3/s/v.jpg": "b"
+    }  # fmt: skip
+    names = [one.names for one in data.manifest.left_out if "name no image" in one.reason]
+    assert names == [
+        ("CheXpert small/top.jpg", "other/train/patient9/s/v.jpg", "train/CheXpert small/patient2/s/v.jpg")
+    ]
+    root.rename(tmp_path / "renamed")
+    assert Dataset(tmp_path / "renamed", cache=tmp_path / "cache").classes == ("a", "b")
+
+
+def test_what_names_no_file_of_a_list_is_refused_in_a_sentence(store):
+    store.write("scans/a.png", b"x")
+    store.write("list.parquet", column_as(".parquet", {"height": [1], "at": [date(2020, 1, 1)]}))
+    for column, sentence in (
+        ("height", "no row names an image by its column 'height': list.parquet: its rows name none, as '1'"),
+        ("at", "list.parquet has no paths, URLs or ids in its column 'at'"),
+    ):
+        with pytest.raises(DataError, match=re.escape(sentence)):
+            _ = Dataset(store.url, file_column=column).samples
+    with pytest.raises(SettingError, match="format is left out, folders or urls, not 'parquet'"):
+        Dataset(store.url, file_column="height", format="parquet")
+
+
 def test_a_list_of_something_else_beside_images_is_named_and_not_taken(store):
     for number in range(2):
         store.write(f"images/{number}.jpg", b"x")
