@@ -424,6 +424,49 @@ def test_what_names_no_file_of_a_list_is_refused_in_a_sentence(store):
         Dataset(store.url, file_column="height", format="parquet")
 
 
+PAIRS = "hold files of the same 12 names, as views of the same things do, and classes do not: where they are classes"
+
+
+@pytest.mark.parametrize(
+    ("folders", "names", "said"),
+    [
+        (("sat", "map"), "{}.png", "map and sat"),
+        (("left", "right"), "{folder}_{:04}.jpg", "left and right"),
+        (("train/A", "train/B"), "{}.jpg", "A and B"),
+        (("rgb/train", "depth/train"), "{}.png", "depth and rgb"),
+        (("x", "y", "z"), "{key}.png", "x, y and z"),
+        (("cat", "dog"), "{}.png", None),
+        (("cat", "dog"), "{folder}{}.png", None),
+        (("cat", "dog"), "a ({}).png", None),
+        (("train/cat", "train/dog"), "{}.png", None),
+        (("cat/left", "cat/right", "dog/left", "dog/right"), "{}.png", None),
+        (("train", "test"), "{key}.png", None),
+    ],
+)
+def test_folders_with_views_of_the_same_things_are_no_classes(store, folders, names, said):
+    for folder in folders:
+        for number in range(12):
+            name = names.format(number, folder=folder.rpartition("/")[2], key=f"{5**number % 97}q")
+            store.write(f"{folder}/{name}", b"x")
+    store.write("readme.txt", b"x")
+    as_classes = Dataset(store.url, format="folders")
+    assert len(as_classes) == 12 * len(folders)
+    if said is None:
+        assert Dataset(store.url).classes == as_classes.classes
+        return
+    with pytest.raises(DataError, match=f"^{said} at {store.url} {PAIRS}, say format='folders' "):
+        _ = Dataset(store.url).samples
+    store.write(f"{folders[0]}/more.png", b"x")
+    assert len(Dataset(store.url)) == len(as_classes) + 1, "classes, of which one has an image more"
+
+
+def test_pictures_of_two_domains_are_no_classes(store):
+    for name in ("trainA/1.jpg", "trainB/2.jpg", "trainB/3.jpg", "testA/4.jpg"):
+        store.write(name, b"x")
+    with pytest.raises(DataError, match=r"testA, trainA and trainB at .* are pictures of two domains by their names"):
+        _ = Dataset(store.url).samples
+
+
 def test_a_list_of_something_else_beside_images_is_named_and_not_taken(store):
     for number in range(2):
         store.write(f"images/{number}.jpg", b"x")

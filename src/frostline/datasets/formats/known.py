@@ -11,6 +11,7 @@ from frostline.datasets.formats.base import Format, ListedSamples
 from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import MaskPairs, twin_folders
 from frostline.datasets.formats.lists import AnnotatedFolders
+from frostline.datasets.formats.modalities import FoldersOfPairs
 from frostline.datasets.formats.parquet import Parquet
 from frostline.datasets.formats.ready import ReadyFormat
 from frostline.datasets.formats.tables import columns_by_input, columns_in_text
@@ -41,10 +42,15 @@ _LAST: Format = AnnotatedFolders()
 def format_of(entries: Sequence[Entry]) -> Format:
     """The first format that claims a listing; class folders where none does.
 
-    Two folders of images that may be those of masks are none of classes: the format of masks says what to do.
+    Two folders of images that may be those of masks are none of classes: the format of masks says what to do. So are
+    not folders that hold pictures of the same things.
     """
     found = next((format for format in FORMATS if format.claims(entries)), _LAST)
-    return MaskPairs() if found.name == _LAST.name and twin_folders(entries) is not None else found
+    if found.name != _LAST.name:
+        return found
+    if twin_folders(entries) is not None:
+        return MaskPairs()
+    return FoldersOfPairs() if FoldersOfPairs().claims(entries) else found
 
 
 class FilesInColumn:
