@@ -35,11 +35,11 @@ class _Folders(NamedTuple):
 
     Attributes:
         folders: names of the folders.
-        count: number of names; zero where the folders' own names tell.
+        shared: number of names; zero where the folders' own names tell.
     """
 
     folders: tuple[str, ...]
-    count: int
+    shared: int
 
 
 class FoldersOfPairs:
@@ -66,8 +66,8 @@ class FoldersOfPairs:
         assert found is not None, "these entries were claimed"
         names = f"{', '.join(found.folders[:-1])} and {found.folders[-1]} at {store.url}"
         why = "are pictures of two domains by their names, and no classes"
-        if found.count:
-            why = f"hold files of the same {found.count} names, as views of the same things do, and classes do not"
+        if found.shared:
+            why = f"hold files of the same {found.shared} names, as views of the same things do, and classes do not"
         raise DataError(
             f"{names} {why}: where they are classes, say format='folders' (--format folders); one folder alone is read "
             "by its own URL; pairs as inputs of one network are columns of Parquet files (--column left=A,right=B)"
