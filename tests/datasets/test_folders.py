@@ -411,6 +411,27 @@ def test_paths_of_a_list_may_begin_above_the_root_and_never_lead_beside_it(tmp_p
     assert Dataset(tmp_path / "renamed", cache=tmp_path / "cache").classes == ("a", "b")
 
 
+def test_capitals_of_a_list_are_those_of_windows_where_nothing_is_called_so(store):
+    for name in (
+        "Scans/A1.PNG",
+        "Scans/b.png",
+        "Scans/c.png",
+        "Scans/C.png",
+        "Scans/é.JPG",
+        "Scans/D.png",
+        "Scans/d.PNG",
+    ):
+        store.write(name, b"x")
+    rows = ["a1.png,p", "scans\\B,q", "c.png,r", "C:\\old\\scans\\E\u0301.jpg,s", "d.Png,t"]
+    store.write("list.csv", "\n".join(["file_name,label", *rows]).encode())
+    data = Dataset(store.url)
+    named = {name: label for name, label in labels_by_name(data).items() if label != -1}
+    assert named == {"Scans/A1.PNG": "p", "Scans/b.png": "q", "Scans/c.png": "r", "Scans/é.JPG": "s"}
+    assert [(one.names, one.reason) for one in data.manifest.left_out] == [
+        (("d.Png",), "of list.csv that name several images")
+    ]
+
+
 def test_what_names_no_file_of_a_list_is_refused_in_a_sentence(store):
     store.write("scans/a.png", b"x")
     store.write("list.parquet", column_as(".parquet", {"height": [1], "at": [date(2020, 1, 1)]}))

@@ -33,26 +33,31 @@ class ObjectFinder:
     none, as ``annotations`` beside ``images`` does, those within the nearest folder around it that does. Letters with
     marks are the same in both of Unicode's normal forms: a Mac writes the names of files in another one than a list.
 
+    Where nothing is called as a list says, capitals and small letters are the same, as they are to Windows.
+
     Args:
         entries: listing.
         url: URL of the root, whose own name may stand in front of paths.
+        has_case: capitals and small letters differ.
     """
 
-    def __init__(self, entries: Sequence[Entry], url: str = "") -> None:
-        self._root = _composed(unquote(url.partition("?")[0].rstrip("/").rpartition("/")[2]))
+    def __init__(self, entries: Sequence[Entry], url: str = "", *, has_case: bool = True) -> None:
+        self._made_from, self._has_case = (entries, url), has_case
+        self._root = self._key(unquote(url.partition("?")[0].rstrip("/").rpartition("/")[2]))
         names = [entry.object for entry in entries if not is_hidden(entry.object)]
         self._objects: dict[str, list[str]] = {}
         self._by_base: dict[str, list[str]] = {}
         self._folders: set[str] = set()
         for name in names:
-            self._objects.setdefault(_composed(name), []).append(name)
+            self._objects.setdefault(self._key(name), []).append(name)
         for name in filter(is_sample, names):
             folder, _, base = name.rpartition("/")
-            for key in {_composed(base), _composed(base.rpartition(".")[0])}:
-                self._by_base.setdefault(key, []).append(_composed(name))
+            for key in {self._key(base), self._key(base.rpartition(".")[0])}:
+                self._by_base.setdefault(key, []).append(self._key(name))
             while folder and folder not in self._folders:
                 self._folders.add(folder)
                 folder = folder.rpartition("/")[0]
+        self._outermost = {self._key(folder.partition("/")[0]) for folder in self._folders}
 
     def folder_of(self, file: str) -> str:
         """The folder whose images and sounds a list means, with its slash; empty for the root."""
@@ -71,24 +76,33 @@ class ObjectFinder:
                 what is left without these.
             file: name of the list.
         """
-        found = self._found(_composed(written), file)
+        found = self._found(self._key(written), file)
         if not found and "\\" in written:  # as Windows writes paths
-            found = self._found(_composed(written).replace("\\", "/"), file)
-        if not found and (parts := _outside(written)):
+            found = self._found(self._key(written).replace("\\", "/"), file)
+        if not found and (parts := _outside(self._key(written))):
             tails = (self._found("/".join(parts[first:]), file) for first in range(len(parts)))
             found = next(filter(None, tails), [])
         if not found:
-            found = self._below_root(_composed(written).replace("\\", "/"), file)
+            found = self._below_root(self._key(written).replace("\\", "/"), file)
+        if not found and self._has_case:
+            return self._without_case.objects_of(written, file)
         objects = [name for composed in found for name in self._objects[composed]]
         if len(objects) > len(found):  # names that look alike: the one that is written so
             objects = [name for name in objects if written in name] or objects
         return objects
 
+    @cached_property
+    def _without_case(self) -> "ObjectFinder":
+        return ObjectFinder(*self._made_from, has_case=False)
+
+    def _key(self, name: str) -> str:
+        return _composed(name) if self._has_case else _composed(name).casefold()
+
     def _below_root(self, written: str, file: str) -> list[str]:
         """What a path means that begins above the root: what is left is there, and names a folder or stands in ours."""
         parts = posixpath.normpath(written).split("/")
         for first in range(1, len(parts)):
-            if parts[0] in self._folders:  # which is here, and has no such file
+            if parts[0] in self._outermost:  # which is here, and has no such file
                 return []
             if first < len(parts) - 1 or parts[first - 1] == self._root:
                 left = "/".join(parts[first:])
@@ -97,7 +111,7 @@ class ObjectFinder:
         return []
 
     def _exactly(self, name: str, file: str, among: Mapping[str, list[str]] | None = None) -> list[str]:
-        folders = (posixpath.dirname(_composed(file)), _composed(self.folder_of(file)))
+        folders = (posixpath.dirname(self._key(file)), self._key(self.folder_of(file)))
         places = (posixpath.normpath(posixpath.join(folder, name)) for folder in folders)
         if among is None:
             return [place for place in dict.fromkeys(places) if place in self._objects][:1]
@@ -111,7 +125,7 @@ class ObjectFinder:
         return found
 
     def _found(self, written: str, file: str) -> list[str]:
-        folder, name = _composed(self.folder_of(file)), posixpath.normpath(written)
+        folder, name = self._key(self.folder_of(file)), posixpath.normpath(written)
         if likely := self._exactly(name, file):
             return likely
         known = self._by_base.get(name.rpartition("/")[2], ())
