@@ -560,15 +560,15 @@ class _Exchange:
             self.is_whole = frame.says.get("kind") in ("end", "error")
             return frame
 
-    def _wait(self, one: socket.socket) -> None:
+    def _wait(self, sock: socket.socket) -> None:
         """Wait for what comes next, as long as the service is there.
 
         Raises:
             TimeoutError: The service hangs, or was silent for as long as the connection may be.
         """
-        deadline_s = time.monotonic() + (one.gettimeout() or math.inf)
+        deadline_s = time.monotonic() + (sock.gettimeout() or math.inf)
         poller = select.poll()
-        poller.register(one, select.POLLIN)
+        poller.register(sock, select.POLLIN)
         while not poller.poll(1000 * min(_SILENT_S, max(0.0, deadline_s - time.monotonic()))):
             if time.monotonic() >= deadline_s:
                 raise TimeoutError

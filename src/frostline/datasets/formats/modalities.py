@@ -60,7 +60,7 @@ class FoldersOfPairs:
         """Refuse them.
 
         Raises:
-            DataError: always; the sentence says what else to ask for.
+            DataError: The folders are no classes; the sentence says what else to ask for.
         """
         found = _pairs_in(entries)
         assert found is not None, "these entries were claimed"
@@ -159,7 +159,7 @@ def _count_up(stems: Collection[str]) -> bool:
 
 def _follow_each_other(names: Sequence[str]) -> bool:
     found = [_COUNTED.fullmatch(name) for name in names]
-    if not all(found) or len({(one["before"], one["behind"]) for one in found if one}) > 1:
+    if not all(found) or len({(match["before"], match["behind"]) for match in found if match}) > 1:
         return False
-    values = sorted(int(one["number"]) for one in found if one)
+    values = sorted(int(match["number"]) for match in found if match)
     return len({later - earlier for earlier, later in pairwise(values)}) <= 1
