@@ -657,6 +657,8 @@ def _data(job: JobSettings, on_event: Observer, found: list[Dataset]) -> Iterato
         job.data,
         format=job.format,
         column=job.column,
+        file_column=job.file_column,
+        label=job.label,
         targets=target_declaration(job),
         relist=job.relist,
         near=job.listed_by,

@@ -1,5 +1,6 @@
 """A run that was killed goes on with the losses of a run that nothing broke off."""
 
+import errno
 import json
 import os
 import random
@@ -15,7 +16,9 @@ import pytest
 
 from frostline.cli.train import FREE, train
 from frostline.core.config import NodeSettings
+from frostline.core.files import write_errors
 from frostline.training.report.steps import RecordedSteps
+from frostline.training.run_config import write_tensors
 from frostline.training.verify import compare_steps
 from support.commands import run, run_json, trained
 from support.images import image_folder
@@ -102,6 +105,40 @@ def test_resumes_from_the_previous_checkpoint_where_the_latest_is_damaged(capsys
     report = json.loads((out / "report.json").read_text())
     assert report["losses"] == whole["losses"]
     assert 0 < report["resumed_steps"] < int(newest.stem.removeprefix("step-"))
+
+
+@pytest.mark.parametrize("full", [("model",), ("head", "model"), ("step-0000000004", "model")])
+def test_a_full_disk_costs_a_run_what_does_not_fit_and_nothing_else(
+    capsys, folder, near, undisturbed, tmp_path, monkeypatch, full
+):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        for module in ("run", "run_folder"):
+
+            def write(path, *what):
+                with write_errors(path):
+                    if path.name.startswith(full):
+                        raise OSError(errno.ENOSPC, "No space left on device")
+                write_tensors(path, *what)
+
+            patched.setattr(f"frostline.training.{module}.write_tensors", write)
+        code, _, err = run(capsys, "train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
+    said = " ".join(err.split())
+    assert code == 2
+    assert said.endswith(f"frostline train --resume {out} goes on with the run") == (full[0] in ("model", "head"))
+    assert all(f"no space left to write {out}" in said and name in said for name in full)
+    report = json.loads((out / "report.json").read_text())
+    assert sorted(report["not_written"]) == [f"{name}.safetensors" for name in full if name in ("head", "model")]
+    if full[0].startswith("step"):
+        assert (report["epochs"], report["interrupted"]) == (0, True)
+        assert f"{full[0]}.safetensors" in report["ended_by"]
+    else:
+        assert (report["losses"], report["ended_by"]) == (undisturbed[0]["losses"], None)
+    assert not list(out.rglob(".*"))
+    again = run_json(capsys, "train", "--resume", out, *AGAIN)
+    assert {name: again[name] for name in ALIKE} == {name: undisturbed[0][name] for name in ALIKE}
+    assert (again["ended_by"], again["not_written"]) == (None, {})
+    assert (out / "model.safetensors").read_bytes() == undisturbed[1]
 
 
 def test_unreadable_checkpoints_end_with_a_sentence_and_stay_as_they_are(capsys, folder, near, tmp_path):
@@ -253,6 +290,7 @@ OF_THE_RUN = {
     "column",
     "cut",
     "epochs",
+    "file_column",
     "format",
     "label",
     "label_smoothing",

@@ -163,7 +163,27 @@ def test_a_control_plane_that_hangs_holds_no_job_up(tmp_path, caplog, monkeypatc
             assert only.ask() == 0
             only.count_bytes(1000)
             assert only.ask() > 0, "the pace is still kept"
-    assert len([record for record in caplog.records if "does not answer" in record.message]) == 1
+    [said] = [record.message for record in caplog.records if "does not answer" in record.message]
+    assert way.url in said
+    assert "the node" not in said
+
+
+@pytest.mark.parametrize("is_heard_first", [False, True])
+def test_a_job_waits_shortly_for_a_silent_control_plane_at_its_start_and_its_end(
+    tmp_path, caplog, monkeypatch, is_heard_first
+):
+    monkeypatch.setattr("frostline.control.reporter._DEADLINE_S", 3.0)
+    with control_plane(tmp_path, Clock(), bytes_per_s=1000.0) as (url, _), FaultyWay(url, random.Random(0)) as way:
+        only, _ = follower(way.url, "a", Clock())
+        if not is_heard_first:
+            way.switch_scope("hang")
+        began = time.monotonic()
+        only.begin()
+        assert only.wait(lambda: False) is not None
+        way.switch_scope("hang")
+        only.close()
+        assert time.monotonic() - began < 4, "less than two reports wait for"
+    assert "the node" not in caplog.text
 
 
 def test_a_deadline_that_cannot_be_kept_is_logged_once(tmp_path, caplog):

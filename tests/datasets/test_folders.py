@@ -342,6 +342,152 @@ def test_a_list_beside_a_folder_of_images_says_their_labels(store, folder, writt
     assert Dataset(store.url).classes == ("owl",), "another list is another manifest"
 
 
+def column_as(suffix, columns):
+    """A list with these columns as a file of that suffix."""
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    if suffix == ".parquet":
+        pq.write_table(pa.table(columns), out := io.BytesIO())
+        return out.getvalue()
+    if suffix == ".jsonl":
+        return "\n".join(map(json.dumps, rows)).encode()
+    separator = "\t" if suffix == ".tsv" else ","
+    return "\n".join(
+        separator.join(map(str, some)) for some in (columns, *zip(*columns.values(), strict=True))
+    ).encode()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize(
+    ("folder", "name"), [("scans/", "{}.png"), ("scans/", "/home/ann/old/{}.png"), ("", "{}"), ("", "{}.png")]
+)
+def test_the_column_that_says_which_file_a_row_is_about_can_be_named(store, suffix, folder, name):
+    keys = ["007", "08", "9"]
+    for key in keys:
+        store.write(f"{folder}{key}.png", b"x")
+    columns = {"snap no": [name.format(key) for key in keys], "id": ["9", "007", "08"], "label": ["b", "a", "b"]}
+    store.write(f"list{suffix}", column_as(suffix, columns))
+    store.write("about.csv", b"station,height\na,1\n")
+    data = Dataset(store.url, file_column="Snap_No")
+    named = {name.rpartition("/")[2]: label for name, label in labels_by_name(data).items()}
+    assert named == {"007.png": "b", "08.png": "a", "9.png": "b"}
+    assert [one.names for one in data.manifest.left_out] == [("about.csv",)]
+    with pytest.raises(DataError, match=r"has no column 'Kode'; its columns are "):
+        _ = Dataset(store.url, file_column="Kode").samples
+
+
+@pytest.mark.parametrize("folder", ["scans/", ""])
+@pytest.mark.parametrize(
+    ("column", "names"),
+    [
+        ("id_code", "{}"), ("image_name", "{}"), ("Image Index", "{}.png"), ("uuid", "{}"), ("", "{}.png"),
+    ],
+)  # fmt: skip
+def test_the_column_with_names_of_files_is_found_without_naming(store, folder, column, names):
+    for key in ("a1", "b2", "03"):
+        store.write(f"{folder}{key}.png", b"x")
+    rows = [f"{names.format(key)},{number},{label}" for number, (key, label) in enumerate(zip(("03", "a1"), "xy"))]  # noqa: B905
+    store.write("train.csv", "\n".join([f"{column},id,label", *rows]).encode())
+    found = {name.rpartition("/")[2]: label for name, label in labels_by_name(Dataset(store.url)).items()}
+    assert {name: label for name, label in found.items() if label != -1} == {"03.png": "x", "a1.png": "y"}
+
+
+def test_paths_of_a_list_may_begin_above_the_root_and_never_lead_beside_it(tmp_path):
+    root = tmp_path / "CheXpert small"
+    written(root, "train/patient1/s/v.jpg", "train/patient2/s/v.jpg", "valid/patient3/s/v.jpg", "top.jpg")
+    (root / "list.csv").write_text(
+        "Path,label\nCheXpert small/train/patient1/s/v.jpg,a\nx/CheXpert small/valid/patient3/s/v.jpg,b\n"
+        "CheXpert small/top.jpg,a\nother/train/patient9/s/v.jpg,b\ntrain/CheXpert small/patient2/s/v.jpg,b\n"
+    )
+    data = Dataset(root, cache=tmp_path / "cache")
+    assert data.classes == ("a", "b"), "folders of patients are no classes where a list names their images"
+    assert labels_by_name(data) == {
+        "train/patient1/s/v.jpg": "a", "train/patient2/s/v.jpg": -1, "valid/patient3/s/v.jpg": "b"
+    }  # fmt: skip
+    names = [one.names for one in data.manifest.left_out if "name no image" in one.reason]
+    assert names == [
+        ("CheXpert small/top.jpg", "other/train/patient9/s/v.jpg", "train/CheXpert small/patient2/s/v.jpg")
+    ]
+    root.rename(tmp_path / "renamed")
+    assert Dataset(tmp_path / "renamed", cache=tmp_path / "cache").classes == ("a", "b")
+
+
+def test_capitals_of_a_list_are_those_of_windows_where_nothing_is_called_so(store):
+    for name in (
+        "Scans/A1.PNG",
+        "Scans/b.png",
+        "Scans/c.png",
+        "Scans/C.png",
+        "Scans/é.JPG",
+        "Scans/D.png",
+        "Scans/d.PNG",
+    ):
+        store.write(name, b"x")
+    rows = ["a1.png,p", "scans\\B,q", "c.png,r", "C:\\old\\scans\\E\u0301.jpg,s", "d.Png,t"]
+    store.write("list.csv", "\n".join(["file_name,label", *rows]).encode())
+    data = Dataset(store.url)
+    named = {name: label for name, label in labels_by_name(data).items() if label != -1}
+    assert named == {"Scans/A1.PNG": "p", "Scans/b.png": "q", "Scans/c.png": "r", "Scans/é.JPG": "s"}
+    assert [(one.names, one.reason) for one in data.manifest.left_out] == [
+        (("d.Png",), "of list.csv that name several images")
+    ]
+
+
+def test_what_names_no_file_of_a_list_is_refused_in_a_sentence(store):
+    store.write("scans/a.png", b"x")
+    store.write("list.parquet", column_as(".parquet", {"height": [1], "at": [date(2020, 1, 1)]}))
+    for column, sentence in (
+        ("height", "no row names an image by its column 'height': list.parquet: its rows name none, as '1'"),
+        ("at", "list.parquet has no paths, URLs or ids in its column 'at'"),
+    ):
+        with pytest.raises(DataError, match=re.escape(sentence)):
+            _ = Dataset(store.url, file_column=column).samples
+    with pytest.raises(SettingError, match="format is left out, folders or urls, not 'parquet'"):
+        Dataset(store.url, file_column="height", format="parquet")
+
+
+PAIRS = "hold files of the same 12 names, as views of the same things do, and classes do not: where they are classes"
+
+
+@pytest.mark.parametrize(
+    ("folders", "names", "said"),
+    [
+        (("sat", "map"), "{}.png", "map and sat"),
+        (("left", "right"), "{folder}_{:04}.jpg", "left and right"),
+        (("train/A", "train/B"), "{}.jpg", "A and B"),
+        (("rgb/train", "depth/train"), "{}.png", "depth and rgb"),
+        (("x", "y", "z"), "{key}.png", "x, y and z"),
+        (("cat", "dog"), "{}.png", None),
+        (("cat", "dog"), "{folder}{}.png", None),
+        (("cat", "dog"), "a ({}).png", None),
+        (("train/cat", "train/dog"), "{}.png", None),
+        (("cat/left", "cat/right", "dog/left", "dog/right"), "{}.png", None),
+        (("train", "test"), "{key}.png", None),
+    ],
+)
+def test_folders_with_views_of_the_same_things_are_no_classes(store, folders, names, said):
+    for folder in folders:
+        for number in range(12):
+            name = names.format(number, folder=folder.rpartition("/")[2], key=f"{5**number % 97}q")
+            store.write(f"{folder}/{name}", b"x")
+    store.write("readme.txt", b"x")
+    as_classes = Dataset(store.url, format="folders")
+    assert len(as_classes) == 12 * len(folders)
+    if said is None:
+        assert Dataset(store.url).classes == as_classes.classes
+        return
+    with pytest.raises(DataError, match=f"^{said} at {store.url} {PAIRS}, say format='folders' "):
+        _ = Dataset(store.url).samples
+    store.write(f"{folders[0]}/more.png", b"x")
+    assert len(Dataset(store.url)) == len(as_classes) + 1, "classes, of which one has an image more"
+
+
+def test_pictures_of_two_domains_are_no_classes(store):
+    for name in ("trainA/1.jpg", "trainB/2.jpg", "trainB/3.jpg", "testA/4.jpg"):
+        store.write(name, b"x")
+    with pytest.raises(DataError, match=r"testA, trainA and trainB at .* are pictures of two domains by their names"):
+        _ = Dataset(store.url).samples
+
+
 def test_a_list_of_something_else_beside_images_is_named_and_not_taken(store):
     for number in range(2):
         store.write(f"images/{number}.jpg", b"x")

@@ -4,7 +4,7 @@ import os
 
 import click
 
-from frostline.cli.options import as_json, command, format_option
+from frostline.cli.options import as_json, command, file_column_option, format_option, label_option
 from frostline.cli.show import DONE, MISTAKEN, ProgressBar, print_json, say
 from frostline.core.errors import SettingError
 from frostline.doctor import FINE, PROBLEM, WARNING, ExaminedSetup, Finding, examine, worst_level
@@ -22,6 +22,8 @@ _HASTE = {RETRY_FOR: "5", TIMEOUT: "15"}
 @click.option("--data", metavar="URL", help="Folder or URL of the data.")
 @format_option
 @click.option("--column", metavar="NAME", help="Column of Parquet files that has the samples.")
+@file_column_option
+@label_option
 @click.option("--targets", metavar="COLUMN", help="Column with the targets to learn, instead of classes.")
 @click.option(
     "--near",
@@ -62,6 +64,8 @@ def doctor(
     data: str | None,
     format: str | None,
     column: str | None,
+    file_column: str | None,
+    label: str | None,
     targets: str | None,
     near: tuple[str, ...],
     device: str | None,
@@ -88,6 +92,8 @@ def doctor(
             data=data,
             format=format,
             column=column,
+            file_column=file_column,
+            label=label,
             targets=targets,
             near=next(iter(near), None),
             also_near=near[1:],

@@ -10,6 +10,7 @@ from frostline.cli.options import (
     as_json,
     changed_option,
     command,
+    file_column_option,
     format_option,
     label_option,
     list_option,
@@ -33,6 +34,7 @@ _MAX_SHOWN = 10
 @command(epilog="Example: frostline index --data photos/ --split train=0.8,val=0.1,test=0.1")
 @click.option("--data", required=True, metavar="URL", help="Folder or URL of the data.")
 @format_option
+@file_column_option
 @label_option
 @list_option
 @changed_option
@@ -76,6 +78,7 @@ _MAX_SHOWN = 10
 def index(
     data: str,
     format: str | None,
+    file_column: str | None,
     label: str | None,
     relist: bool,
     on_change: str,
@@ -99,6 +102,7 @@ def index(
     whole = _listed(
         data,
         format=format,
+        file_column=file_column,
         label=label,
         relist=relist,
         on_change=on_change,

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from frostline.cli.options import as_json, changed_option, command, label_option, list_option, where_option
+from frostline.cli.options import (
+    as_json,
+    changed_option,
+    command,
+    file_column_option,
+    label_option,
+    list_option,
+    where_option,
+)
 from frostline.cli.show import ProgressBar, on_ray, print_json, say
 from frostline.cli.units import BYTES
 from frostline.core.errors import SettingError
@@ -76,6 +84,7 @@ _PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 @click.option(
     "--workers", type=click.IntRange(min=1), default=16, show_default=True, help="Number of samples read at once."
 )
+@file_column_option
 @label_option
 @list_option
 @changed_option
@@ -105,6 +114,7 @@ def ingest(
     *,
     format: str,
     source_format: str | None,
+    file_column: str | None,
     label: str | None,
     relist: bool,
     on_change: str,
@@ -125,7 +135,9 @@ def ingest(
 
     if executor and any(url.startswith("memory://") for url in (source, destination)):
         raise SettingError("memory:// is that of one process, and tasks of Ray are others: name a folder or a store")
-    data = Dataset(source, format=source_format, label=label, relist=relist, on_change=on_change)
+    data = Dataset(
+        source, format=source_format, file_column=file_column, label=label, relist=relist, on_change=on_change
+    )
     data = data if where is None else data.select(where)
     if format == "ready":
         _ready(data, destination, executor, as_json=as_json, **options)

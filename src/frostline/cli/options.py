@@ -43,6 +43,7 @@ __all__ = (
     "control_option",
     "data_options",
     "epochs_option",
+    "file_column_option",
     "format_option",
     "job_options",
     "label_option",
@@ -215,6 +216,12 @@ format_option = click.option(
     help="Format of the data, if files of several formats are there: folders, masks, webdataset, parquet "
     "(parquet:COLUMN for texts), arrow, urls, cql, ready or tar.gz.",
 )
+file_column_option = click.option(
+    "--file-column",
+    metavar="COLUMN",
+    help="Column of lists (CSV, TSV, JSON lines, Parquet) that says which file each sample is: its path, URL or id, "
+    "also without suffix. Default: the one called so, such as file_name, or whose values are names of files.",
+)
 label_option = click.option(
     "--label",
     metavar="COLUMN",
@@ -266,9 +273,10 @@ def _names(text: str) -> tuple[str, ...]:
 # stands in the section that its beginning says, and else in the last one.
 _SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Data": _names(
-        """source destination run steps data roots format source_format column label where split shares by relist
-        list_locally on_change manifest_location checks samples tokenizer max_length max_skipped_fraction
-        allow_nonfinite resize preprocess dtype follow_links listing_memory max_listed max_manifest"""
+        """source destination run steps data roots format source_format column file_column label where split shares by
+        relist list_locally on_change manifest_location checks samples tokenizer max_length
+        max_skipped_fraction allow_nonfinite resize preprocess dtype follow_links listing_memory max_listed
+        max_manifest"""
     ),
     "Network": _names("model until weights weight_folders accuracy policy rule cut codec engines"),
     "Node": _names(
@@ -529,6 +537,7 @@ _DATA = (
         help="Column of Parquet files that holds the samples: texts, lists of numbers, or encoded images or sounds. For"
         " a network with several inputs, a column for each: pixel_values=image,input_ids=caption.",
     ),
+    file_column_option,
     label_option,
     list_option,
     changed_option,

@@ -45,6 +45,7 @@ __all__ = (
 # request waits no longer for it.
 _DEADLINE_S = 1.0
 _OK = 200
+_WHAT = "control plane"
 _MAX_ANSWER_BYTES = 64 << 10
 
 
@@ -81,7 +82,7 @@ class ControlLink:
         """
         status, answer = self._asked(json.dumps(report.to_json()).encode())
         if status != _OK:
-            raise error_from_answer(status, answer)
+            raise error_from_answer(status, answer, _WHAT)
         try:
             return ControlAnswer.from_json(json.loads(answer))
         except (ValueError, RecursionError) as error:
@@ -94,12 +95,12 @@ class ControlLink:
             FrostlineError: No control plane answers, or the token is refused.
         """
         # A report of nothing is refused as that, by whoever takes reports.
-        error = error_from_answer(*self._asked(b"{}"))
+        error = error_from_answer(*self._asked(b"{}"), _WHAT)
         if not isinstance(error, BadRequest):
             raise error
 
     def _asked(self, body: bytes) -> tuple[int, bytes]:
-        exchange = Exchange(self._connections, self._url)
+        exchange = Exchange(self._connections, self._url, _WHAT)
         message = Message(method="POST", path="/v1/stages", body=body, headers=self._identity, may_repeat=True)
         with time_limit(2 * _DEADLINE_S, exchange.break_off, self._url):
             status = exchange.send(message)
@@ -116,7 +117,8 @@ _LOG = logging.getLogger("frostline.control")
 _TIMES = 2  # a report is sent at most, as it is a loss of a message that is usual and a second one that is not
 _TURNS = 8  # in one round that a stage says that it has taken less, whatever it is answered then
 _MIN_ROUND_S, _MAX_ROUND_S = 1.0, 60.0  # of a control plane that nobody named; the longest while it does not answer
-_ENDS_WITHIN_S = 3.0
+# A job waits no longer for its first share, nor at its end: one that hangs is asked on while the job works.
+_BEGINS_WITHIN_S, _ENDS_WITHIN_S = 1.5, 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,19 +191,20 @@ class ControlReporter:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         self._beginning = threading.Lock()
+        self._was_heard = threading.Event()
 
     def begin(self) -> None:
-        """Report once and wait for the answer, then report each second in a thread. Calling it again does nothing.
+        """Report each second in a thread, and wait for the first answer, but not long. Calling it again does nothing.
 
-        Where nobody named the control plane, the first report is the thread's too.
+        Nobody waits for a control plane that nobody named.
         """
         with self._beginning:
             if self._thread is not None or self._ending.is_set():
                 return
-            if self._was_named:
-                self.report()
             self._thread = threading.Thread(target=self._run, name="frostline-control", daemon=True)
             self._thread.start()
+            if self._was_named:
+                self._was_heard.wait(_BEGINS_WITHIN_S)
 
     def report(self, *, has_ended: bool = False) -> None:
         """Report every stage, and have it keep to its answer from now on."""
@@ -223,10 +226,12 @@ class ControlReporter:
             return
         with self._beginning:
             thread = self._thread
-        if thread is not None:
-            thread.join(_ENDS_WITHIN_S)
-            if thread.is_alive():  # whatever answers does so byte by byte, and the process need not wait for it
-                return
+        if thread is None:
+            self._end()
+        else:
+            thread.join(_ENDS_WITHIN_S)  # what hangs, or answers byte by byte, need not be waited for
+
+    def _end(self) -> None:
         if not self._is_lost and any(stage.was_answered for stage in self._stages):
             self.report(has_ended=True)
         self._link.close()
@@ -240,10 +245,14 @@ class ControlReporter:
             self._round_s = min(_MAX_ROUND_S, max(_MIN_ROUND_S, answer.round_s))
 
     def _run(self) -> None:
-        if not self._was_named:
+        try:
             self.report()
-        while not self._ending.wait(self._round_s):
-            self.report()
+            self._was_heard.set()
+            while not self._ending.wait(self._round_s):
+                self.report()
+        finally:
+            self._was_heard.set()
+            self._end()
 
     def _answered(self, report: StageReport) -> ControlAnswer | None:
         for left in reversed(range(_TIMES if self._was_named else 1)):

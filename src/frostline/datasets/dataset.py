@@ -148,6 +148,8 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
             the files.
         column: column of Parquet files that holds the samples (texts, lists of numbers, encoded images or sounds); or a
             column for each input of the network, ``{"pixel_values": "image", "input_ids": "caption"}``.
+        file_column: column of lists (CSV, TSV, JSON lines, Parquet) that says which file each sample is: a path, URL or
+            id, also without suffix. Default: the one that is called so, or that has names of files.
         label: column whose values are the labels: class names, or whole numbers from 0. Default: the label of the
             format, or the column named ``label``, ``cls`` or ``class``.
         relist: False reuses the last manifest without listing the data, which takes no time for any number of objects.
@@ -188,6 +190,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         manifest_location: str = MANIFEST_LOCATIONS[0],
         format: str | None = None,
         column: str | Mapping[str, str] | None = None,
+        file_column: str | None = None,
         label: str | None = None,
         relist: bool = True,
         on_change: str = CHANGED[0],
@@ -206,7 +209,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         if not isinstance(url, str | Path):
             raise SettingError(f"url takes a path or a URL, not {describe_value(url)}{data_hint(url)}")
         self._url = canonical_url(str(url), near)
-        format = format_with(format, column)
+        format = format_with(format, column, file_column)
         self._asked: dict[str, Any] = {
             "cache": cache,
             "manifest_location": manifest_location,

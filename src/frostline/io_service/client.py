@@ -3,9 +3,11 @@
 Sockets of this process to an I/O service: one that says who it is, and one for each request under way.
 """
 
+import math
 import mmap
 import os
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -50,6 +52,8 @@ SCHEME = "unix:"
 """What the address of an I/O service begins with."""
 
 _CREDENTIALS = struct.Struct("3i")
+# A service that is there greets at once. Where an answer is silent for longer than usual, it is asked whether it is.
+_GREETS_WITHIN_S, _SILENT_S = 2.0, 1.0
 
 
 def socket_address(url: str) -> str:
@@ -78,7 +82,7 @@ def translate_errors(url: str) -> Iterator[None]:
             f"there is no I/O service at {url}: start one with frostline io{where}, or leave out what names it "
             "(near=, FROSTLINE_IO)"
         ) from error
-    except TimeoutError as error:
+    except (TimeoutError, BlockingIOError) as error:  # the second one where too many wait for it to greet
         raise NodeUnreachable(f"the I/O service at {url} said nothing for too long") from error
     except (BrokenFrame, OSError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -157,10 +161,12 @@ class ServiceSocket:
     def _connected(self, role: str) -> socket.socket:
         one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            one.settimeout(self._deadline_s)
+            one.settimeout(min(_GREETS_WITHIN_S, self._deadline_s))
             one.connect(self._address)
             self._check_owner(one)
             send(one, {"kind": "hello", "protocol": PROTOCOL, "role": role, "session": self._name, "job": self._job})
+            if role == "asks":
+                one.settimeout(self._deadline_s)
         except BaseException:
             one.close()
             raise
@@ -215,6 +221,8 @@ class Sockets:
         self._lock = threading.Lock()
         self._link: ServiceSocket | None = None
         self._idle: list[socket.socket] = []
+        self._checking = threading.Lock()
+        self._checked_at_s, self._hangs = -math.inf, False
         self.exchanges: weakref.WeakSet[_Exchange] = weakref.WeakSet()
 
     def link(self) -> ServiceSocket:
@@ -240,6 +248,28 @@ class Sockets:
                 return
         sock.close()
 
+    def check(self) -> None:
+        """Do nothing if the service greets, or did so a moment ago, and what is asked of it takes its time.
+
+        Raises:
+            TimeoutError: The service hangs.
+        """
+        with self._checking:
+            if time.monotonic() > self._checked_at_s + _SILENT_S:
+                self._hangs = self._is_silent()
+                self._checked_at_s = time.monotonic()
+            if self._hangs:
+                raise TimeoutError
+
+    def _is_silent(self) -> bool:
+        try:
+            ServiceSocket(self._address, self.url, self._job, self._deadline_s).close()
+        except (TimeoutError, BlockingIOError):
+            return True
+        except (FrostlineError, BrokenFrame, OSError):  # which come at once, and those who use it are told themselves
+            return False
+        return False
+
     def drop(self) -> None:
         """Close the link, and what is idle of it."""
         with self._lock:
@@ -247,7 +277,7 @@ class Sockets:
 
     def reset_after_fork(self) -> None:
         """This process is a child of the one that connected: using its sockets would mix up both sides' answers."""
-        self._lock = threading.Lock()
+        self._lock, self._checking = threading.Lock(), threading.Lock()
         self.exchanges = weakref.WeakSet()
         self._close()
 
@@ -266,6 +296,8 @@ _MAX_BYTES = 4 << 30
 # A mapping holds a descriptor, of which a process may have no more than 1,024: what a full window of 256 MiB holds must
 # be fewer. Small ones are as fast to copy as to map, too.
 _COPIED_BELOW = 512 << 10
+# What the socket's buffer takes of a request whoever reads it.
+_AT_ONCE_BYTES = 64 << 10
 
 T = TypeVar("T")
 
@@ -513,17 +545,34 @@ class _Exchange:
                     raise BrokenFrame("the request was given up")
             if silence_s is not None:
                 one.settimeout(max(silence_s, one.gettimeout() or 0.0))
+            if len(body) > _AT_ONCE_BYTES:  # which waits until the service takes it
+                self._sockets.check()
             send(one, {**says, "answer": self.answer}, body)
 
     def receive(self) -> Frame:
         """The next frame of the answer; the last one is its end, or an error."""
         assert self._socket is not None
         with translate_errors(self._sockets.url):
+            self._wait(self._socket)
             frame = receive(self._socket, takes_descriptor=True)
             if frame is None:
                 raise BrokenFrame("it closed the connection")
             self.is_whole = frame.says.get("kind") in ("end", "error")
             return frame
+
+    def _wait(self, sock: socket.socket) -> None:
+        """Wait for what comes next, as long as the service is there.
+
+        Raises:
+            TimeoutError: The service hangs, or was silent for as long as the connection may be.
+        """
+        deadline_s = time.monotonic() + (sock.gettimeout() or math.inf)
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        while not poller.poll(1000 * min(_SILENT_S, max(0.0, deadline_s - time.monotonic()))):
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError
+            self._sockets.check()
 
     def break_off(self) -> None:
         """Abandon the answer; a thread that waits for it is freed."""

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from frostline.core import Cut, Samples
-from frostline.core.errors import FrostlineError, ModelError, SettingError, Unavailable
+from frostline.core.errors import FrostlineError, ModelError, OutOfSpace, SettingError, Unavailable, UserError
 from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWarning, SplitsChosen
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import split_in_two
@@ -365,12 +366,19 @@ def train(
         run.begin(options or {}, resumes=resumes)
         try:
             run.epochs()
-        finally:
+        except BaseException as error:
             # Also where the node stayed away or too much was unreadable: what was learned by then is kept.
-            report = run.report()
-            if settings.out is not None:
-                _save(settings, setup.network.model, run, report)
+            for lost in _save(settings, setup.network.model, run, replace(run.report(), ended_by=_in_words(error))):
+                record(SetupWarning(reason=str(lost)))
+            raise
+        report = run.report()
+        for lost in _save(settings, setup.network.model, run, report):
+            raise lost
     return report
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _first_samples(settings: TrainSettings, whole: Dataset, data: Dataset) -> Samples:
@@ -666,18 +674,55 @@ def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
 _MADE_BY = {"format": "pt"}
 
 
-def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) -> None:
-    # Its plots bring matplotlib, which takes a second to import: not before the first step.
-    from frostline.training.report.page import render_page
+def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) -> list[FrostlineError]:
+    """Write a run's files, each as far as there is room for it; return why some were not, which the report says too."""
+    out = settings.out
+    if out is None:
+        return []
 
-    out, has_adapters = settings.out, settings.job.lora is not None
-    assert out is not None, "there is a folder"
-    state = merged_state(model) if has_adapters else model.state_dict()
-    write_tensors(out / "head.safetensors", as_saved(model, run.head.state_dict()), _MADE_BY)
-    write_tensors(out / "model.safetensors", as_saved(model, state), _MADE_BY)
-    begun = RunConfig.read(out)
-    config = config_of(model, begun.outputs, begun.classes)
-    if config is not None:
-        write_text(out / "config.json", config)
-    write_text(out / REPORT, json.dumps(report.to_json(), indent=2) + "\n")
-    write_text(out / "report.html", render_page(report, run.pictures(report)))
+    def write_config() -> None:
+        begun = RunConfig.read(out)
+        config = config_of(model, begun.outputs, begun.classes)
+        if config is not None:
+            write_text(out / "config.json", config)
+
+    def write_report() -> None:
+        said = replace(report, not_written={name: str(error) for name, error in lost.items()})
+        write_text(out / REPORT, json.dumps(said.to_json(), indent=2) + "\n")
+
+    def write_page() -> None:
+        # Its plots bring matplotlib, which takes a second to import: not before the first step.
+        from frostline.training.report.page import render_page
+
+        write_text(out / "report.html", render_page(report, run.pictures(report)))
+
+    def write_head() -> None:
+        write_tensors(out / "head.safetensors", as_saved(model, run.head.state_dict()), _MADE_BY)
+
+    def write_model() -> None:
+        state = model.state_dict() if settings.job.lora is None else merged_state(model)
+        write_tensors(out / "model.safetensors", as_saved(model, state), _MADE_BY)
+
+    lost = dict[str, UserError]()
+    for name, write in (
+        ("head.safetensors", write_head),
+        ("model.safetensors", write_model),
+        ("config.json", write_config),
+        (REPORT, write_report),
+        ("report.html", write_page),
+    ):
+        try:
+            write()
+        except (OutOfSpace, SettingError) as error:
+            lost[name] = error
+    return _told(lost, out)
+
+
+def _told(lost: Mapping[str, UserError], out: Path) -> list[FrostlineError]:
+    """One error for all files that were not written; none where all were."""
+    if not lost:
+        return []
+    first, *others = lost.items()
+    also = f", and so were not {', '.join(name for name, _ in others)}" if others else ""
+    again = f"; once that is mended, frostline train --resume {out} goes on with the run"
+    return [type(first[1])(f"{first[1]}{also}{again}")]

@@ -64,6 +64,7 @@ class JobSettings:
         format: name of the format that it has (``datasets.formats``); None takes what it looks like.
         column: name of the column of Parquet files that has the samples, such as texts (``datasets.Dataset``); or the
             columns of several inputs, as in ``pixel_values=image,input_ids=caption``.
+        file_column: name of the column of lists that says which file each sample is (``datasets.Dataset``).
         label: name of the column with the labels (``datasets.Dataset``); None takes one that is called so.
         relist: list the data; False takes the manifest that was built last (``datasets.Dataset``).
         on_change: policy for objects that changed since they were listed (``datasets.Dataset``).
@@ -105,6 +106,7 @@ class JobSettings:
     until: str
     format: str | None = None
     column: str | None = None
+    file_column: str | None = None
     label: str | None = None
     relist: bool = True
     on_change: str = CHANGED[0]

@@ -92,6 +92,7 @@ def _listed(settings: JobSettings, on_event: Observer, min_classes: int) -> tupl
         settings.data,
         format=settings.format,
         column=by_input(settings.column, "--column") or settings.column,
+        file_column=settings.file_column,
         label=settings.label,
         relist=settings.relist,
         on_change=settings.on_change,

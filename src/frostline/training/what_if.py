@@ -222,6 +222,7 @@ def measurement_key(job: JobSettings) -> dict[str, Any]:
     return {
         "data": normalise_url(job.data),
         "column": job.column,
+        "file_column": job.file_column,
         "label": job.label,
         "model": job.model,
         "until": job.until,

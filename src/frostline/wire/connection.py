@@ -521,12 +521,12 @@ class Exchange:
 
     Args:
         connections: the connections to the node.
-        url: URL of the node, for sentences.
+        url: URL of the node, or of another service that ``what`` names, for sentences.
     """
 
-    def __init__(self, connections: Connections, url: str) -> None:
+    def __init__(self, connections: Connections, url: str, what: str = "node") -> None:
         self._connections = connections
-        self._url = url
+        self._url, self._what = url, what
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._response: HTTPResponse | None = None
@@ -574,7 +574,7 @@ class Exchange:
             self.end()
             if media_type in said or _is_a_bit_apart(said, media_type):
                 raise AnswerDamaged(f"what came from {self._url} is damaged: it says that it is {said!r}")
-            raise FrostlineError(f"what answers at {self._url} is no node: it sends {said[:60]!r}")
+            raise FrostlineError(f"what answers at {self._url} is no {self._what}: it sends {said[:60]!r}")
 
     def read(self, nbytes: int) -> memoryview:
         """So many bytes of the answer, or what is left of it.
@@ -620,7 +620,7 @@ class Exchange:
             body = answer.read(_MAX_JSON)
         if answer.length and len(body) < _MAX_JSON:
             self._close()
-            raise NodeUnreachable(f"the answer of the node at {self._url} broke off before its end")
+            raise NodeUnreachable(f"the answer of the {self._what} at {self._url} broke off before its end")
         self.end()
         said = answer.getheader(CHECKSUM_HEADER) if self._has_body else None
         if said is not None and said != answer_checksum(answer.status, body):
@@ -695,22 +695,22 @@ class Exchange:
             yield
         except TimeoutError as error:
             self._close()
-            raise NodeUnreachable(f"the node at {self._url} said nothing for too long") from error
+            raise NodeUnreachable(f"the {self._what} at {self._url} said nothing for too long") from error
         except socket.gaierror as error:
             self._close()
             raise NodeUnreachable(f"the host of {self._url} is not known") from error
         except ssl.SSLError as error:
             self._close()
-            raise _error_of_tls(error, self._url) from error
+            raise _error_of_tls(error, self._url, self._what) from error
         except (HTTPException, OSError) as error:
             is_given_up = self._is_broken_off or (self._connection is not None and self._connection.is_broken)
             self._close()
             if is_given_up:  # what a reader then sees is no word of the node's
-                raise NodeUnreachable(f"the request to the node at {self._url} was given up") from error
-            why = reason_of(error)
+                raise NodeUnreachable(f"the request to the {self._what} at {self._url} was given up") from error
+            why = reason_of(error, self._what)
             if isinstance(error, HTTPException) and not isinstance(error, RemoteDisconnected | IncompleteRead):
                 raise AnswerDamaged(f"what came from {self._url} is damaged, or no HTTP: {why[:200]}") from error
-            raise NodeUnreachable(f"no connection to the node at {self._url}: {why}") from error
+            raise NodeUnreachable(f"no connection to the {self._what} at {self._url}: {why}") from error
 
     def _close(self) -> None:
         connection, self._connection = self._connection, None
@@ -749,7 +749,7 @@ def time_limit(seconds: float, end: Callable[[], None], url: str) -> Iterator[No
         limit.cancel()
 
 
-def _error_of_tls(error: ssl.SSLError, url: str) -> FrostlineError:
+def _error_of_tls(error: ssl.SSLError, url: str, what: str) -> FrostlineError:
     """What it means where two sides do not agree on TLS."""
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -764,7 +764,7 @@ def _error_of_tls(error: ssl.SSLError, url: str) -> FrostlineError:
         )
     if reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"):
         return Refused(f"what listens at {url} does not speak TLS: does its address begin with http://?")
-    return NodeUnreachable(f"no encrypted connection to the node at {url}: {_plainly(reason) or error}")
+    return NodeUnreachable(f"no encrypted connection to the {what} at {url}: {_plainly(reason) or error}")
 
 
 def _plainly(reason: str) -> str:

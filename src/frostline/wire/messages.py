@@ -536,8 +536,14 @@ def retry_after(error: FrostlineError) -> dict[str, str]:
     return {"Retry-After": "1"} if isinstance(error, Unavailable | StoreUnavailable) else {}
 
 
-def error_from_answer(status: int, body: bytes) -> FrostlineError:
-    """The error that an HTTP answer other than success means; also for one that no node wrote (a proxy's, say)."""
+def error_from_answer(status: int, body: bytes, what: str = "node") -> FrostlineError:
+    """The error that an HTTP answer other than success means; also for one that no node wrote (a proxy's, say).
+
+    Args:
+        status: status of the answer.
+        body: body of the answer.
+        what: kind of the service that was asked.
+    """
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -546,7 +552,7 @@ def error_from_answer(status: int, body: bytes) -> FrostlineError:
     if known is not None:
         return known
     said = body[:200].decode(errors="replace").strip() or "nothing more"
-    sentence = f"the node answered with HTTP status {status}: {said}"
+    sentence = f"the {what} answered with HTTP status {status}: {said}"
     if status in _TRY_AGAIN or status >= 500:
         return Unavailable(sentence)
     return Refused(sentence)
@@ -570,10 +576,10 @@ def error_from_line(line: bytes) -> FrostlineError | None:
     return error_from_json(value) or Refused(f"the training did not begin: {str(value.get('message'))[:500]}")
 
 
-def reason_of(error: Exception) -> str:
-    """Why an exchange failed; where nothing listens, what to look at."""
+def reason_of(error: Exception, what: str) -> str:
+    """Why an exchange with a node or another service failed; where nothing listens, what to look at."""
     if isinstance(error, ConnectionRefusedError):
-        return "nothing listens there; is frostline serve running?"
+        return f"nothing listens there; is frostline {'serve' if what == 'node' else 'control'} running?"
     return str(error) or type(error).__name__
 
 

@@ -60,6 +60,7 @@ __all__ = (
     "known_sizes",
     "names_a_class",
     "pairs_of",
+    "samples_in_folders",
     "size_at",
     "suffix_of",
     "table_log",
@@ -136,7 +137,7 @@ class ClassFolderFormat:
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Format.claims``: one image in a folder is enough; images in none may be what lists beside them name."""
-        return len(_in_folders(entries)) > 0
+        return len(samples_in_folders(entries)) > 0
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
@@ -211,11 +212,12 @@ def is_sample(name: str) -> bool:
 
 def _listed(entries: Sequence[Entry]) -> Entries:
     """The samples: what lies in folders, else what lies in none."""
-    found = _in_folders(entries)
+    found = samples_in_folders(entries)
     return found if len(found) else _of_kind(entries, in_folders=False)
 
 
-def _in_folders(entries: Sequence[Entry]) -> Entries:
+def samples_in_folders(entries: Sequence[Entry]) -> Entries:
+    """The samples of a listing that lie in folders: of the first kind that there is, and not hidden."""
     return _of_kind(entries, in_folders=True)
 
 

@@ -1,16 +1,11 @@
-"""Lists of samples as people write them, in CSV, JSON lines or Parquet, by themselves or beside folders of images.
-
-Finds the object of a listing that a list means, by its path, by what is left of it, or by its name without a suffix.
-"""
+"""Lists of samples as people write them, in CSV, JSON lines or Parquet, by themselves or beside folders of images."""
 
 import codecs
 import csv as csv_text
 import io
 import json
-import posixpath
 import re
-import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -33,7 +28,8 @@ from frostline.datasets.formats.base import (
     nested_names,
     without_extension,
 )
-from frostline.datasets.formats.folders import MASK_FIELDS, ClassFolderFormat, is_sample
+from frostline.datasets.formats.finding import ObjectFinder, are_files, file_column, first_values
+from frostline.datasets.formats.folders import MASK_FIELDS, ClassFolderFormat
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
     OTHER_LABELS,
@@ -56,7 +52,15 @@ from frostline.datasets.formats.ranges import is_parquet, list_columns, open_par
 from frostline.datasets.formats.tables import is_label, is_scalar, omissions_of_table, plain_column
 from frostline.stores.protocols import Entry, ObjectStore
 
-__all__ = ("AnnotatedFolders", "ListRows", "ObjectFinder", "is_list_of_samples", "is_text_list", "read_list")
+__all__ = (
+    "AnnotatedFolders",
+    "ListRows",
+    "is_list_of_samples",
+    "is_text_list",
+    "list_left_out",
+    "read_list",
+    "read_lists",
+)
 
 _MASK_FIELDS = (*MASK_FIELDS, "mask_url", "mask_file_name", "mask_path")
 _SEPARATORS = ",;\t|"
@@ -67,8 +71,6 @@ _BEGINNING = 1 << 20
 _SAYS_SEPARATOR = re.compile(r'(?i)"?sep=(?P<mark>[,;\t|])"?[ \t]*(?:\r\n|\n|\r)')
 _QUOTED_LATER = re.compile(r'\s+".*"\s*$', re.DOTALL)
 _FLOAT_OF_A_FILE = r"^\s*[0-9]+\.0*\s*$"
-_ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:[\\/]|[A-Za-z][A-Za-z0-9+.-]*://")
-_VALUES_LOOKED_AT = 64
 _NAMELESS = "\0"
 # Rows are counted from 1, and the first is that of names.
 _BELOW_NAMES = 2
@@ -90,10 +92,14 @@ _JSON_LINES = (".jsonl", ".ndjson")
 _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 # Beside folders, what says where an image was once got from comes last.
 _FILES_FIRST = (*(name for name in URL_FIELDS if "url" not in name), *(name for name in URL_FIELDS if "url" in name))
-_MAX_REASON = 300
+_MAX_REASON = 500
 # Lists of what a contest asks for, whose labels are none.
 _NO_LABELS = re.compile(r"(?i)submission")
 # What folders of images and sounds are called that are no classes.
+_NUMBERED = re.compile(
+    r"(?i)^(?:patient|subject|sub|participant|person|case|study|scan|series|session|visit|slide|video|clip|sequence|seq|"
+    r"part|chunk|batch|folder|dir)s?[-_ ]?[0-9]+$"
+)
 _OF_IMAGES = re.compile(
     r"(?i)^(?:.*[^a-z])?(?:images?|imgs?|jpe?gs?|pngs?|photos?|pictures?|audios?|sounds?|wavs?|data)(?:[^a-z].*)?$"
 )
@@ -122,6 +128,7 @@ def is_text_list(entry: Entry) -> bool:
     return entry.object.lower().endswith((".csv", ".tsv", *_JSON_LINES)) and not is_hidden(entry.object)
 
 
+_NAME_IT = "; name the one that does: --file-column COLUMN (in Python file_column='COLUMN')"
 _HEADLESS = "; its first line must name the columns, so write file_name,label or such above the first sample"
 
 
@@ -130,28 +137,44 @@ def is_list_of_samples(entry: Entry) -> bool:
     return is_text_list(entry) or is_parquet(entry)
 
 
-def read_list(store: ObjectStore, entry: Entry, fields: Sequence[str] = URL_FIELDS) -> ListRows:
+def read_list(
+    store: ObjectStore,
+    entry: Entry,
+    finder: ObjectFinder,
+    *,
+    fields: Sequence[str] = URL_FIELDS,
+    named: str | None = None,
+) -> ListRows:
     """What a list says.
 
-    Columns are matched as people do, whatever their case and however words in their names are put together.
+    Columns are matched as people do, whatever their case and however words in their names are put together. Where none
+    is named, the column that says where samples are is one of ``fields``, or one whose values are names of objects.
 
     Args:
         store: store that holds the list.
         entry: the entry in the listing.
-        fields: columns that may say where samples are; the first that is there does.
+        finder: finder of the objects that the list means.
+        fields: columns that may say where samples are; the first that leads to an object does, else the first.
+        named: column that says where samples are; None where the user named none.
 
     Raises:
         DataError: The file is no list, two columns have one name, or no column says where samples are.
         StoreError: the store failed.
     """
-    table, said, left = _rows_of(store, entry)
+    table, said, left = _rows_of(store, entry, named)
     names = table.column_names
-    file, mask = find_name(names, fields) or _column_of_files(table), find_name(names, _MASK_FIELDS)
+    mask = find_name(names, _MASK_FIELDS)
+    if named is None:
+        file = file_column(table, entry.object, finder, fields, left=(said, mask))
+    elif (file := find_name(names, (named,))) is None:
+        raise DataError(f"{entry.object} has no column {named!r}; its columns are {', '.join(names)[:200]}")
     files = None if file is None else _whole(plain_column(table[file]))
     if files is None or files.type not in (pa.string(), pa.int64(), pa.null()):
+        if named is not None:
+            raise DataError(f"{entry.object} has no paths, URLs or ids in its column {named!r}")
         raise DataError(
             f"{entry.object} has no column that says where each sample is: {' or '.join(URL_FIELDS)}; its columns are "
-            f"{', '.join(names)[:200]}{_HEADLESS if any('.' in name for name in names) else ''}"
+            f"{', '.join(names)[:200]}{_HEADLESS if any('.' in name for name in names) else _NAME_IT}"
         )
     files = pc.utf8_trim_whitespace(files.cast(pa.string()))
     is_there = pc.not_equal(pc.fill_null(files, ""), "")
@@ -169,22 +192,6 @@ def read_list(store: ObjectStore, entry: Entry, fields: Sequence[str] = URL_FIEL
         about=about,
         left_out=(*left, *of_names(ROWS, "without a name of a sample", lost, entry.object)),
     )
-
-
-def _column_of_files(table: pa.Table) -> str | None:
-    """The first column of texts that are names of images or sounds, whatever it is called; None where there is none.
-
-    A file without a line of names has none: its first row would be taken for that.
-    """
-    if any(map(is_sample, table.column_names)):
-        return None
-    names: list[str] = table.column_names
-    for name in names:
-        if pa.types.is_string(table[name].type):
-            values = table[name].slice(0, _VALUES_LOOKED_AT).drop_null().to_pylist()
-            if values and all(is_sample(value.strip()) for value in values):
-                return name
-    return None
 
 
 def _whole(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -217,7 +224,7 @@ class _Rows(NamedTuple):
     left_out: tuple[LeftOut, ...] = ()
 
 
-def _rows_of(store: ObjectStore, entry: Entry) -> _Rows:
+def _rows_of(store: ObjectStore, entry: Entry, named: str | None) -> _Rows:
     if is_parquet(entry):
         return _of_parquet(store, entry)
     if entry.size > _LONGEST:
@@ -228,7 +235,7 @@ def _rows_of(store: ObjectStore, entry: Entry) -> _Rows:
             f"{entry.object} is in an encoding that it does not say, neither UTF-8 nor that of Windows for western "
             "languages: save it as UTF-8, as by iconv -f BIG5 -t UTF-8"
         )
-    return _of_json(entry, text) if entry.object.lower().endswith(_JSON_LINES) else _of_csv(entry, text)
+    return _of_json(entry, text) if entry.object.lower().endswith(_JSON_LINES) else _of_csv(entry, text, named)
 
 
 def _text_of(data: bytes) -> str | None:
@@ -271,7 +278,7 @@ def _separator_of(text: str) -> str:
     return max(_SEPARATORS, key=fit)
 
 
-def _of_csv(entry: Entry, text: str) -> _Rows:
+def _of_csv(entry: Entry, text: str, named: str | None) -> _Rows:
     text = text.lstrip("\r\n")
     if (said := _SAYS_SEPARATOR.match(text)) is not None:
         text = text[said.end() :]
@@ -282,17 +289,27 @@ def _of_csv(entry: Entry, text: str) -> _Rows:
     _check_names(entry, list(filter(None, names)))
     columns = [name or f"{_NAMELESS}{place}" for place, name in enumerate(names)]
     label = find_name(names, LABEL_FIELDS)
-    texts = {find_name(names, some) for some in (URL_FIELDS, _MASK_FIELDS)} | {label}
+    likely = {name for field in URL_FIELDS if (name := find_name(names, (field,))) is not None}
+    texts = likely | {find_name(names, some) for some in (_MASK_FIELDS, (named or "",))} | {label}
     data = pa.py_buffer(text.encode("utf-8", "replace"))
     # Files, masks and labels stay as they are written; other columns get the type that all their values have.
     table, odd = _parsed(entry, data, separator, columns, [name for name in columns if name in texts])
     table = _as_written(table, entry, data, separator, columns)
     table = _without_blanks(table)
+    table = _with_index(table)
     nameless = [name for name in table.column_names if name.startswith(_NAMELESS)]
     lost = [f"{entry.object}/{columns.index(name) + 1}" for name in nameless if not _is_blank(table[name])]
     table = _with_said(table.drop_columns(nameless), label, text_label)
     left = of_names(COLUMNS_LEFT, "without a name", lost, entry.object)
     return _Rows(_without_no_numbers(table, label), label, (*_odd_rows(entry, odd), *left))
+
+
+def _with_index(table: pa.Table) -> pa.Table:
+    """A table whose first column, which has no name, is called ``index`` where it has names of files, as of pandas."""
+    names = table.column_names
+    if "index" in names or not names[0].startswith(_NAMELESS) or not are_files(first_values(table, names[0])):
+        return table
+    return table.rename_columns(["index", *names[1:]])
 
 
 def _odd_rows(entry: Entry, numbers: Sequence[int]) -> tuple[LeftOut, ...]:
@@ -451,87 +468,6 @@ def _with_said(table: pa.Table, label: str | None, said: Callable[[Any], str | N
     return table.set_column(table.schema.get_field_index(label), label, column_labels(table[label], said))
 
 
-class ObjectFinder:
-    """Finds the objects that lists mean, among those of a listing.
-
-    A list in a folder that holds images or sounds, at any depth, means those within it; where its own folder holds
-    none, as ``annotations`` beside ``images`` does, those within the nearest folder around it that does. Letters with
-    marks are the same in both of Unicode's normal forms: a Mac writes the names of files in another one than a list.
-
-    Args:
-        entries: listing.
-    """
-
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        names = [entry.object for entry in entries if not is_hidden(entry.object)]
-        self._objects: dict[str, list[str]] = {}
-        self._by_base: dict[str, list[str]] = {}
-        self._folders: set[str] = set()
-        for name in names:
-            self._objects.setdefault(_composed(name), []).append(name)
-        for name in filter(is_sample, names):
-            folder, _, base = name.rpartition("/")
-            for key in {_composed(base), _composed(base.rpartition(".")[0])}:
-                self._by_base.setdefault(key, []).append(_composed(name))
-            while folder and folder not in self._folders:
-                self._folders.add(folder)
-                folder = folder.rpartition("/")[0]
-
-    def folder_of(self, file: str) -> str:
-        """The folder whose images and sounds a list means, with its slash; empty for the root."""
-        folder = file.rpartition("/")[0]
-        while folder and folder not in self._folders:
-            folder = folder.rpartition("/")[0]
-        return f"{folder}/" if folder else ""
-
-    def objects_of(self, written: str, file: str) -> list[str]:
-        """The objects that a name in a list may mean: one where that is clear.
-
-        Args:
-            written: name as it is written in the list: a path relative to the list, to the folder of its images or to
-                the root, or the end of such a path, all of them also without the suffix. Of an absolute path, which
-                leads elsewhere, as much of its end counts as is there.
-            file: name of the list.
-        """
-        found = self._found(_composed(written), file)
-        if not found and "\\" in written:  # as Windows writes paths
-            found = self._found(_composed(written).replace("\\", "/"), file)
-        if not found and (parts := _outside(written)):
-            tails = (self._found("/".join(parts[first:]), file) for first in range(len(parts)))
-            found = next(filter(None, tails), [])
-        objects = [name for composed in found for name in self._objects[composed]]
-        if len(objects) > len(found):  # names that look alike: the one that is written so
-            objects = [name for name in objects if written in name] or objects
-        return objects
-
-    def _found(self, written: str, file: str) -> list[str]:
-        folder, name = _composed(self.folder_of(file)), posixpath.normpath(written)
-        for likely in (posixpath.normpath(posixpath.join(_composed(posixpath.dirname(file)), name)), folder + name):
-            if likely in self._objects:
-                return [likely]
-        known = self._by_base.get(name.rpartition("/")[2], ())
-        inside = [other for other in known if other.startswith(folder) and _ends_with(other, name)]
-        if not inside:
-            stems = [other for other in known if other.startswith(folder)]
-            inside = [other for other in stems if _ends_with(other.rpartition(".")[0], name)]
-        # Without a folder in it, a name means nothing outside of that of its list.
-        named = [name] if "/" in name and name in self._objects else []
-        return list(dict.fromkeys([*named, *inside]))
-
-
-def _outside(written: str) -> list[str]:
-    """The parts of an absolute path, as of the machine that a list was written on; none of another one."""
-    return _composed(written).replace("\\", "/").split("/")[1:] if _ABSOLUTE.match(written) else []
-
-
-def _composed(name: str) -> str:
-    return name if name.isascii() else unicodedata.normalize("NFC", name)
-
-
-def _ends_with(known: str, name: str) -> bool:
-    return known == name or known.endswith(f"/{name}")
-
-
 class AnnotatedFolders(ClassFolderFormat):
     """Class folders, with lists beside them: ``labels.csv`` beside ``images``, and ``metadata.jsonl`` anywhere.
 
@@ -539,27 +475,91 @@ class AnnotatedFolders(ClassFolderFormat):
     the labels; an image that stands in none has none. Their other columns are metadata. Lists called ``metadata`` give
     metadata beside classes too. What lists name is found by its path, or by its name alone, also without its suffix,
     within the folder of the list where that holds images.
+
+    Args:
+        files: column of the lists that says which file each row is about; by default the one that is called so, or has
+            names of files. The format's name then has it behind a colon.
     """
+
+    def __init__(self, files: str | None = None) -> None:
+        self.name = ClassFolderFormat.name if files is None else f"{ClassFolderFormat.name}:{files}"
+        self._files = files
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        lists = list(filter(_may_annotate, entries))
+        lists = list(filter(self._may_annotate, entries))
         digest = super().digest(entries)
-        return digest_of(f"{_RULE} {digest}", lists) if lists else digest
+        rule = _RULE if self._files is None else f"{_RULE} {self._files}"
+        return digest_of(f"{rule} {digest}", lists) if lists else digest
 
     def read(self, store: ObjectStore, entries: Sequence[Entry], before: ListedSamples | None = None) -> ListedSamples:
         """See ``Format.read``; lists are read."""
         found = super().read(store, entries, before)
-        lists = sorted(filter(_may_annotate, entries))
-        if not lists:
+        lists = sorted(filter(self._may_annotate, entries))
+        if self._files is None and not lists:
             return found
-        says_classes = not (len(found.classes) == 1 or all(map(_is_no_class, found.classes)))
+        says_classes = self._files is None and not (len(found.classes) == 1 or all(map(_is_no_class, found.classes)))
         if says_classes:
             lists = [entry for entry in lists if entry.object.rpartition("/")[2].lower() in _METADATA]
-        return _annotated(found, store, entries, lists, takes_labels=not says_classes)
+        notes = _Notes(found, ObjectFinder(entries, store.url), takes_labels=not says_classes)
+        for entry, rows in read_lists(
+            store, lists, notes.finder, notes.pass_over, fields=_FILES_FIRST, named=self._files
+        ):
+            notes.add(entry, rows)
+        if self._files is not None and not notes.has_rows:
+            raise DataError(f"no row names an image by its column {self._files!r}: {notes.why}")
+        return notes.applied()
+
+    def _may_annotate(self, entry: Entry) -> bool:
+        is_named = self._files is not None and is_parquet(entry)
+        return _may_annotate(entry) or (is_named and not is_hidden(entry.object))
 
 
-_RULE = "frostline annotated folders 5"
+_RULE = "frostline annotated folders 6"
+
+
+def list_left_out(entry: Entry, why: str) -> tuple[LeftOut, ...]:
+    """What is said of a list that says nothing of the samples."""
+    reason = f"that says nothing of the samples: {why}"[:_MAX_REASON]
+    return of_names(OBJECTS_LEFT, reason, [entry.object], entry.object)
+
+
+def read_lists(
+    store: ObjectStore,
+    lists: Sequence[Entry],
+    finder: ObjectFinder,
+    pass_over: Callable[[Entry, str], None],
+    *,
+    fields: Sequence[str] = URL_FIELDS,
+    named: str | None = None,
+) -> Iterator[tuple[Entry, ListRows]]:
+    """What those lists say that can be read, one after another; the others are passed over.
+
+    Args:
+        store: store that holds the lists.
+        lists: entries of the listing.
+        finder: finder of the objects that the lists mean.
+        pass_over: function that is called with each other list, and why it says nothing.
+        fields: see ``read_list``.
+        named: see ``read_list``; one list at least has to have it.
+
+    Raises:
+        DataError: No list has the column that is named.
+        StoreError: the store failed.
+    """
+    is_found = False
+    why = f"{store.url} has no list with a column {named!r}: none of CSV, TSV, JSON lines or Parquet is there"
+    for entry in lists:
+        try:
+            rows = read_list(store, entry, finder, fields=fields, named=named)
+        except DataError as error:
+            pass_over(entry, str(error))
+            why = str(error)
+        else:
+            is_found = True
+            yield entry, rows
+    if named is not None and not is_found:
+        raise DataError(why)
 
 
 def _may_annotate(entry: Entry) -> bool:
@@ -570,24 +570,8 @@ def _may_annotate(entry: Entry) -> bool:
 
 
 def _is_no_class(folder: str) -> bool:
-    return (
-        is_split(folder) or _OF_IMAGES.match(folder) is not None or any(map(is_split, re.split(r"[^a-zA-Z]+", folder)))
-    )
-
-
-def _annotated(
-    found: ListedSamples, store: ObjectStore, entries: Sequence[Entry], lists: Sequence[Entry], *, takes_labels: bool
-) -> ListedSamples:
-    """The samples of folders with what lists say of them."""
-    notes = _Notes(found, ObjectFinder(entries), takes_labels=takes_labels)
-    for entry in lists:
-        try:
-            rows = read_list(store, entry, _FILES_FIRST)
-        except DataError as error:
-            notes.pass_over(entry, str(error))
-        else:
-            notes.add(entry, rows)
-    return notes.applied()
+    is_other = is_split(folder) or _OF_IMAGES.match(folder) or _NUMBERED.match(folder)
+    return bool(is_other) or any(map(is_split, re.split(r"[^a-zA-Z]+", folder)))
 
 
 class _Notes:
@@ -600,8 +584,9 @@ class _Notes:
     """
 
     def __init__(self, found: ListedSamples, finder: ObjectFinder, *, takes_labels: bool) -> None:
+        self.why = ""
         self._found = found
-        self._finder = finder
+        self.finder = finder
         self._takes_labels = takes_labels
         self._place = {name: row for row, name in enumerate(found.table["object"].to_pylist())}
         self._columns: dict[str, pa.Array] = {}
@@ -611,16 +596,20 @@ class _Notes:
         self._passed_over: list[str] = []
         self._left: list[LeftOut] = []
 
+    @property
+    def has_rows(self) -> bool:
+        """A list named one of these images."""
+        return bool(self._lists)
+
     def pass_over(self, entry: Entry, why: str) -> None:
         """Name a list that says nothing of these images."""
+        self.why = f"{entry.object}: {why}"
         self._passed_over.append(entry.object)
-        self._left += of_names(
-            OBJECTS_LEFT, f"that says nothing of the samples: {why}"[:_MAX_REASON], [entry.object], entry.object
-        )
+        self._left += list_left_out(entry, why)
 
     def add(self, entry: Entry, rows: ListRows) -> None:
         """Take what the rows of a list say."""
-        objects = (self._finder.objects_of(file, entry.object) for file in rows.files)
+        objects = (self.finder.objects_of(file, entry.object) for file in rows.files)
         named = [[row for name in some if (row := self._place.get(name)) is not None] for some in objects]
         if SPLIT in self._found.table.schema.names:
             named = [self._in_split(some, split_of(entry.object)) for some in named]

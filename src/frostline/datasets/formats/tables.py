@@ -693,7 +693,10 @@ def _hint(schema: pa.Schema) -> str:
         return f"; if {url} says where images are, name the format: format='urls', or --format urls"
     if not texts:
         return ""
-    return f"; if samples are the texts in {texts[0]}, name the column: column={texts[0]!r}, or --column {texts[0]}"
+    return (
+        f"; if samples are the texts in {texts[0]}, name the column: column={texts[0]!r}, or --column {texts[0]}; if "
+        f"they say which file each sample is, file_column={texts[0]!r}, or --file-column {texts[0]}"
+    )
 
 
 # Longer values are no names of classes.

@@ -24,6 +24,7 @@ from frostline.datasets.formats.base import (
     ManifestColumns,
     digest_of,
 )
+from frostline.datasets.formats.finding import ObjectFinder
 from frostline.datasets.formats.folders import (
     NO_MASK,
     Mask,
@@ -39,7 +40,14 @@ from frostline.datasets.formats.labels import (
     with_splits,
 )
 from frostline.datasets.formats.left_out import ROWS, LeftOut, of_names
-from frostline.datasets.formats.lists import ListRows, ObjectFinder, is_list_of_samples, is_text_list, read_list
+from frostline.datasets.formats.lists import (
+    ListRows,
+    is_list_of_samples,
+    is_text_list,
+    list_left_out,
+    read_list,
+    read_lists,
+)
 from frostline.datasets.formats.tables import SAID, TableFile, finish_table, known_parts, omissions_in, with_partitions
 from frostline.stores.local import base_url
 from frostline.stores.open import open_store
@@ -216,7 +224,7 @@ def _outer(urls: Iterable[str]) -> Mapping[str, int]:
     return outer
 
 
-_RULE = "frostline url lists 10"
+_RULE = "frostline url lists 11"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
@@ -241,10 +249,17 @@ class UrlLists:
     beside them: of those elsewhere a change is noticed when they are read, and by whoever asks for them again. Lists
     that are Parquet files are only read where this format is named: other Parquet files hold the images themselves.
     Lists that are called ``train``, ``val``, ``test`` or the like are splits (``formats.split_names``).
+
+    Args:
+        files: column that says where samples are; by default the one that is called so, or has names of files. The
+            format's name then has it behind a colon, and lists without it are left out, named and counted.
     """
 
-    name = "urls"
     is_incremental = True
+
+    def __init__(self, files: str | None = None) -> None:
+        self.name = URLS if files is None else f"{URLS}:{files}"
+        self._files = files
 
     def claims(self, entries: Sequence[Entry]) -> bool:
         """See ``Format.claims``: one file of CSV or of JSON lines is enough."""
@@ -252,7 +267,8 @@ class UrlLists:
 
     def digest(self, entries: Sequence[Entry]) -> str:
         """See ``Format.digest``."""
-        return digest_of(_RULE, (entry for entry in entries if is_list_of_samples(entry) or is_sample(entry.object)))
+        rule = _RULE if self._files is None else f"{_RULE} {self._files}"
+        return digest_of(rule, (entry for entry in entries if is_list_of_samples(entry) or is_sample(entry.object)))
 
     def find_current(self, urls: Iterable[str]) -> Mapping[str, Entry]:
         """See ``ExternalReferences.find_current``."""
@@ -267,7 +283,16 @@ class UrlLists:
         if not lists:
             raise EmptyDataset(f"{store.url} holds no list of URLs (such as labels.csv)")
         finder = _PathFinder(store, entries)
-        rows = [read_list(store, entry) for entry in lists]
+        passed: list[LeftOut] = []
+        if self._files is None:
+            rows = [read_list(store, entry, finder.names) for entry in lists]
+        else:
+
+            def pass_over(entry: Entry, why: str) -> None:
+                passed.extend(list_left_out(entry, why))
+
+            read = list(read_lists(store, lists, finder.names, pass_over, named=self._files))
+            lists, rows = [entry for entry, _ in read], [rows for _, rows in read]
         made, lost = zip(*(_table(some, entry, finder) for some, entry in zip(rows, lists, strict=True)), strict=True)
         tables = with_partitions(made, [entry.object for entry in lists])
         table, is_divided = with_splits(join_tables(tables), [entry.object for entry in lists], list(map(len, tables)))
@@ -289,8 +314,11 @@ class UrlLists:
             reading=URLS,
             divided_by_names=is_divided,
             has_named_classes=said.are_names,
-            used=tuple(entry.object for entry in lists),
-            left_out=tuple(left for some, more in zip(rows, lost, strict=True) for left in (*some.left_out, *more)),
+            used=(*(entry.object for entry in lists), *(left.object for left in passed)),
+            left_out=(
+                *passed,
+                *(left for some, more in zip(rows, lost, strict=True) for left in (*some.left_out, *more)),
+            ),
         )
 
 
@@ -320,7 +348,7 @@ class _PathFinder:
     def __init__(self, store: ObjectStore, entries: Sequence[Entry]) -> None:
         self._folder = base_url(store, store.url)
         self._entries = entries
-        self._finder = ObjectFinder(entries)
+        self.names = ObjectFinder(entries, store.url)
 
     def urls_of(self, written: str, file: str) -> list[str]:
         """The canonical URLs that a name or a path in a file may mean: one where that is clear.
@@ -330,15 +358,15 @@ class _PathFinder:
         """
         if _is_whole(written):
             return [_canonical(written, self._folder, file)]
-        names = self._finder.objects_of(written, file)
+        names = self.names.objects_of(written, file)
         if not names:
-            names = [written if "/" in written else self._finder.folder_of(file) + written]
+            names = [written if "/" in written else self.names.folder_of(file) + written]
         return [_canonical(name, self._folder, file) for name in names]
 
     def entries_of(self, written: str, file: str) -> list[Entry]:
         """The images and sounds of the listing that it may mean."""
         if not _is_whole(written):
-            names = self._finder.objects_of(written, file)
+            names = self.names.objects_of(written, file)
             return [self._by_name[name] for name in names if name in self._by_name]
         with suppress(DataError):
             found = self._by_url.get(_canonical(written, self._folder, file))

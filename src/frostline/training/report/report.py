@@ -106,6 +106,8 @@ class Report:
         first_nonfinite: the first row with Inf or NaN, in words: its sample, cut, dtype and engine; empty if there is
             none.
         interrupted: True if the user stopped the run.
+        ended_by: error that ended the run before its end, in words; None where none did.
+        not_written: names of the run's files that could not be written, with the reason of each.
         resumed_steps: steps that were taken before the run went on in this process; 0 where it began here. Seconds,
             bytes, samples by way and stages are those of this process.
         settings: the run's options by name.
@@ -157,6 +159,8 @@ class Report:
     nonfinite: int = 0
     first_nonfinite: str = ""
     interrupted: bool = False
+    ended_by: str | None = None
+    not_written: Mapping[str, str] = field(default_factory=dict)
     resumed_steps: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,196 @@
+"""Finds what lists of samples mean: the column that says which file each row is about, and the objects of a listing.
+
+An object is found by its path, by what is left of it, or by its name without a suffix.
+"""
+
+import posixpath
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from frostline.datasets.formats.base import is_text
+from frostline.datasets.formats.folders import is_sample
+from frostline.datasets.formats.labels import find_name
+from frostline.datasets.formats.left_out import is_hidden
+from frostline.stores.protocols import Entry
+
+__all__ = ("ObjectFinder", "are_files", "file_column", "first_values")
+
+_ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:[\\/]|[A-Za-z][A-Za-z0-9+.-]*://")
+_VALUES_LOOKED_AT = 64
+# What columns of numbers are called that are names of files without suffix.
+_OF_IDS = re.compile(r"(?i)(^|[^a-z])(ids?|names?|keys?|images?|imgs?|files?|photos?|index)([^a-z]|$)")
+
+
+class ObjectFinder:
+    """Finds the objects that lists mean, among those of a listing.
+
+    A list in a folder that holds images or sounds, at any depth, means those within it; where its own folder holds
+    none, as ``annotations`` beside ``images`` does, those within the nearest folder around it that does. Letters with
+    marks are the same in both of Unicode's normal forms: a Mac writes the names of files in another one than a list.
+
+    Where nothing is called as a list says, capitals and small letters are the same, as they are to Windows.
+
+    Args:
+        entries: listing.
+        url: URL of the root, whose own name may stand in front of paths.
+        has_case: capitals and small letters differ.
+    """
+
+    def __init__(self, entries: Sequence[Entry], url: str = "", *, has_case: bool = True) -> None:
+        self._made_from, self._has_case = (entries, url), has_case
+        self._root = self._key(unquote(url.partition("?")[0].rstrip("/").rpartition("/")[2]))
+        names = [entry.object for entry in entries if not is_hidden(entry.object)]
+        self._objects: dict[str, list[str]] = {}
+        self._by_base: dict[str, list[str]] = {}
+        self._folders: set[str] = set()
+        for name in names:
+            self._objects.setdefault(self._key(name), []).append(name)
+        for name in filter(is_sample, names):
+            folder, _, base = name.rpartition("/")
+            for key in {self._key(base), self._key(base.rpartition(".")[0])}:
+                self._by_base.setdefault(key, []).append(self._key(name))
+            while folder and folder not in self._folders:
+                self._folders.add(folder)
+                folder = folder.rpartition("/")[0]
+        self._outermost = {self._key(folder.partition("/")[0]) for folder in self._folders}
+
+    def folder_of(self, file: str) -> str:
+        """The folder whose images and sounds a list means, with its slash; empty for the root."""
+        folder = file.rpartition("/")[0]
+        while folder and folder not in self._folders:
+            folder = folder.rpartition("/")[0]
+        return f"{folder}/" if folder else ""
+
+    def objects_of(self, written: str, file: str) -> list[str]:
+        """The objects that a name in a list may mean: one where that is clear.
+
+        Args:
+            written: name as it is written in the list: a path relative to the list, to the folder of its images or to
+                the root, or the end of such a path, all of them also without the suffix. Of an absolute path, which
+                leads elsewhere, as much of its end counts as is there; of one that begins with folders around the root,
+                what is left without these.
+            file: name of the list.
+        """
+        found = self._found(self._key(written), file)
+        if not found and "\\" in written:  # as Windows writes paths
+            found = self._found(self._key(written).replace("\\", "/"), file)
+        if not found and (parts := _outside(self._key(written))):
+            tails = (self._found("/".join(parts[first:]), file) for first in range(len(parts)))
+            found = next(filter(None, tails), [])
+        if not found:
+            found = self._below_root(self._key(written).replace("\\", "/"), file)
+        if not found and self._has_case:
+            return self._without_case.objects_of(written, file)
+        objects = [name for composed in found for name in self._objects[composed]]
+        if len(objects) > len(found):  # names that look alike: the one that is written so
+            objects = [name for name in objects if written in name] or objects
+        return objects
+
+    @cached_property
+    def _without_case(self) -> "ObjectFinder":
+        return ObjectFinder(*self._made_from, has_case=False)
+
+    def _key(self, name: str) -> str:
+        return _composed(name) if self._has_case else _composed(name).casefold()
+
+    def _below_root(self, written: str, file: str) -> list[str]:
+        """What a path means that begins above the root: what is left is there, and names a folder or stands in ours."""
+        parts = posixpath.normpath(written).split("/")
+        for first in range(1, len(parts)):
+            if parts[0] in self._outermost:  # which is here, and has no such file
+                return []
+            if first < len(parts) - 1 or parts[first - 1] == self._root:
+                left = "/".join(parts[first:])
+                if found := self._exactly(left, file) or self._exactly(left, file, self._without_suffix):
+                    return found
+        return []
+
+    def _exactly(self, name: str, file: str, among: Mapping[str, list[str]] | None = None) -> list[str]:
+        folders = (posixpath.dirname(self._key(file)), self._key(self.folder_of(file)))
+        places = (posixpath.normpath(posixpath.join(folder, name)) for folder in folders)
+        if among is None:
+            return [place for place in dict.fromkeys(places) if place in self._objects][:1]
+        return next((among[place] for place in places if place in among), [])
+
+    @cached_property
+    def _without_suffix(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in {known for some in self._by_base.values() for known in some}:
+            found.setdefault(name.rpartition(".")[0], []).append(name)
+        return found
+
+    def _found(self, written: str, file: str) -> list[str]:
+        folder, name = self._key(self.folder_of(file)), posixpath.normpath(written)
+        if likely := self._exactly(name, file):
+            return likely
+        known = self._by_base.get(name.rpartition("/")[2], ())
+        inside = [other for other in known if other.startswith(folder) and _ends_with(other, name)]
+        if not inside:
+            stems = [other for other in known if other.startswith(folder)]
+            inside = [other for other in stems if _ends_with(other.rpartition(".")[0], name)]
+        # Without a folder in it, a name means nothing outside of that of its list.
+        named = [name] if "/" in name and name in self._objects else []
+        return list(dict.fromkeys([*named, *inside]))
+
+
+def _outside(written: str) -> list[str]:
+    """The parts of an absolute path, as of the machine that a list was written on; none of another one."""
+    return _composed(written).replace("\\", "/").split("/")[1:] if _ABSOLUTE.match(written) else []
+
+
+def _composed(name: str) -> str:
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
+
+
+def _ends_with(known: str, name: str) -> bool:
+    return known == name or known.endswith(f"/{name}")
+
+
+def file_column(
+    table: pa.Table, file: str, finder: ObjectFinder, fields: Sequence[str], left: Sequence[str | None]
+) -> str | None:
+    """The column that says where samples are: by its name, or by its values, whatever it is called; None for none.
+
+    Of columns that are called so, one that leads to no object stands behind others that do, as numbers of rows called
+    ``id`` do behind names of files. A file without a line of names has no such column: its first row would be taken for
+    that.
+    """
+    names: list[str] = [name for name in table.column_names if name not in left]
+    called = [name for field in fields if (name := find_name(names, (field,))) is not None]
+    first = find_name(names, fields)
+    called = called if first is None else [first, *called]
+    if not any(map(is_sample, table.column_names)):
+        called += [name for name in names if are_files(first_values(table, name))]
+    found = (name for name in dict.fromkeys(called) if any(_are_there(first_values(table, name), file, finder)))
+    ids = (name for name in names if _are_ids(table, name, file, finder))
+    return next(found, None) or next(ids, None) or next(iter(called), None)
+
+
+def first_values(table: pa.Table, name: str) -> list[str]:
+    """The first values of a column of texts or whole numbers, as texts; none of another one, and none for null."""
+    kind = table[name].type
+    if not (is_text(kind) or pa.types.is_integer(kind)):
+        return []
+    return [str(value).strip() for value in table[name].slice(0, _VALUES_LOOKED_AT).drop_null().to_pylist()]
+
+
+def are_files(values: Sequence[str]) -> bool:
+    """Whether texts, one at least, are names of images or sounds."""
+    return bool(values) and all(map(is_sample, values))
+
+
+def _are_there(values: Sequence[str], file: str, finder: ObjectFinder) -> list[bool]:
+    return ["://" in value or bool(finder.objects_of(value, file)) for value in values]
+
+
+def _are_ids(table: pa.Table, name: str, file: str, finder: ObjectFinder) -> bool:
+    """Whether different values of a column are names of objects, most of those that are looked at, without suffix."""
+    values = first_values(table, name)
+    if len({*values}) < max(2, len(values)) or (all(map(str.isdigit, values)) and not _OF_IDS.search(name)):
+        return False
+    return 2 * sum(_are_there(values, file, finder)) > len(values)
