@@ -88,6 +88,7 @@ class TransportStatistics:
             was under way; 0 within a process.
         transfer_s: seconds in which at least one was. ``transfer_bytes / transfer_s`` is what the link gives while
             it is in use, whoever else uses it.
+        waiting: threads that wait for an answer now; 0 within a process.
     """
 
     bytes_received: int = 0
@@ -98,6 +99,7 @@ class TransportStatistics:
     damaged: int = 0
     transfer_bytes: int = 0
     transfer_s: float = 0.0
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -272,6 +273,38 @@ def test_a_node_that_hangs_costs_three_seconds_and_has_a_name_and_comes_back(
             assert after.trouble == ""
     finally:
         os.kill(hung.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("begins", [False, True], ids=["in the middle", "at the start"])
+def test_an_only_node_that_hangs_is_named_within_seconds_and_goes_on_where_it_was(
+    folder_of_nodes_come_and_go, three, undisturbed, begins
+):
+    told, hung = [], three[0]
+
+    def happened(kind):
+        return any(isinstance(event, kind) and event.url == hung.url for event in told)
+
+    def run():
+        with job(folder_of_nodes_come_and_go, hung.url, on_event=told.append) as running:
+            if begins:
+                return epoch(running, 0)
+            return _longest_gap(running, hang=lambda: stop(hung.pid))[0]
+
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            if begins:
+                stop(hung.pid)
+            found, started = pool.submit(run), time.monotonic()
+            until(lambda: happened(NodeLost))
+            took_s = time.monotonic() - started
+        finally:
+            os.kill(hung.pid, signal.SIGCONT)
+        until(lambda: happened(NodeBack))
+        assert same(found.result(), undisturbed)
+    assert took_s < 60
+    [event] = [event for event in told if isinstance(event, NodeLost)]
+    assert event.sentence == f"{hung.url} is waited for: {event.reason}"
+    assert "did not answer within 1.5 s" in event.reason
 
 
 def test_a_job_begins_though_a_node_of_a_list_hangs_from_the_start(

@@ -344,7 +344,7 @@ def _of_a_node(event: NodeJoined | NodeLeft | NodeLost | NodeBack | NodeExcluded
         case NodeLeft():
             return f"{event.url} takes part no more: {event.reason}"
         case NodeLost():
-            return f"{event.url} is asked nothing for now: {event.reason}"
+            return event.sentence
         case NodeBack():
             return f"{event.url} answers again"
         case NodeExcluded():

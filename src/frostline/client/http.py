@@ -268,7 +268,7 @@ class HttpTransport:
         self._protocol = PROTOCOLS[1]
         self._deadline = {"Frostline-Deadline": f"{_ANSWER_WITHIN * settings.deadline_s:.6g}"}
         self._lock = threading.Lock()
-        self._requests = 0
+        self._requests = self._waiting = 0
         self._failures = self._damaged = 0
         self._receive_s = 0.0
 
@@ -345,6 +345,7 @@ class HttpTransport:
                 damaged=self._damaged,
                 transfer_bytes=transfer_bytes,
                 transfer_s=transfer_s,
+                waiting=self._waiting,
             )
 
     def break_off(self) -> None:
@@ -360,6 +361,8 @@ class HttpTransport:
         """Count requests, and the failure where there is one, and the seconds until it has ended."""
         started = time.perf_counter()
         failures = damaged = 0
+        with self._lock:
+            self._waiting += 1
         try:
             yield
         except FrostlineError as error:
@@ -367,6 +370,7 @@ class HttpTransport:
             raise
         finally:
             with self._lock:
+                self._waiting -= 1
                 self._requests += requests
                 self._failures += failures
                 self._damaged += damaged

@@ -28,6 +28,7 @@ __all__ = (
     "connect_balanced",
     "require_protocol",
     "watch_membership",
+    "watch_node",
 )
 
 # A name is asked again so often: a new pod takes longer to start, and a name server is asked little.
@@ -122,6 +123,53 @@ def _span(protocols: tuple[int, int]) -> str:
     return f"{least}" if least == greatest else f"{least} to {greatest}"
 
 
+class _Prober:
+    """Asks nodes whether they are there, ready, and speak a protocol of this side. Safe for threads.
+
+    Args:
+        probe: function that makes a way to a node from its URL; the way is closed afterwards.
+    """
+
+    def __init__(self, probe: Callable[[str], Transport]) -> None:
+        self._probe = probe
+        self._probes: set[Transport] = set()
+        self._is_closed = False
+
+    def require(self, node: str) -> None:
+        """Make sure that a node can take part.
+
+        Raises:
+            FrostlineError: It cannot, or nobody asks any more.
+        """
+        transport = self._probe(node)
+        self._probes.add(transport)
+        try:
+            if self._is_closed:
+                raise NodeUnreachable("nobody asks any more")
+            with time_limit(PROBE_S, transport.break_off, node):
+                health = transport.health()
+        finally:
+            self._probes.discard(transport)
+            transport.close()
+        require_protocol(health, node)
+        if health.trouble:
+            raise NodeUnreachable(f"the node at {node} is not ready: {health.trouble}")
+
+    def trouble(self, node: str) -> FrostlineError | None:
+        """Why a node cannot take part now; None where it can."""
+        try:
+            self.require(node)
+        except FrostlineError as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """Ask no more; whoever waits for an answer is freed."""
+        self._is_closed = True
+        for probe in tuple(self._probes):
+            probe.break_off()
+
+
 class Membership:
     """The nodes of a transport, as lists name them and as they answer. For one thread at a time; close it at the end.
 
@@ -146,7 +194,7 @@ class Membership:
         self._near = tuple(near)
         self._transport = transport
         self._make = make
-        self._probe = probe
+        self._prober = _Prober(probe)
         self._watch = watch
         self._refused: dict[str, str] = {}
         self._out: dict[str, str] = {}
@@ -154,8 +202,6 @@ class Membership:
         self._joining: dict[str, Future[None]] = {}
         self._tried_at: dict[str, float] = {}
         self._stuck: dict[str, int] = {}
-        self._probes: set[Transport] = set()
-        self._is_closed = False
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -172,7 +218,7 @@ class Membership:
             FrostlineError: No node can take part.
         """
         members = self._transport.members
-        asked = {self._pool.submit(self._answer, node): node for node in members}
+        asked = {self._pool.submit(self._prober.trouble, node): node for node in members}
         self._wait_for_one(set(asked))
         found = {node: future.result() for future, node in asked.items() if future.done()}
         unfit = {node: error for node, error in found.items() if error and not isinstance(error, Unavailable)}
@@ -229,9 +275,7 @@ class Membership:
 
     def end_probes(self) -> None:
         """Ask no more whether nodes are there; whoever waits for an answer is freed."""
-        self._is_closed = True
-        for probe in tuple(self._probes):
-            probe.break_off()
+        self._prober.close()
 
     def close(self) -> None:
         """End all that was begun. The transport, which is closed before, is the caller's."""
@@ -243,7 +287,7 @@ class Membership:
         away = {*silent, *self._transport.out}
         others = [node for node in self._transport.members if node not in away][:_WITNESSES]
         asked = [*silent, *others]
-        answers = dict(zip(asked, self._pool.map(self._answer, asked), strict=True))
+        answers = dict(zip(asked, self._pool.map(self._prober.trouble, asked), strict=True))
         if all(answers.values()):
             return
         for node in silent:
@@ -282,7 +326,7 @@ class Membership:
     def _let_join(self, node: str) -> None:
         is_new = node not in self._transport.members
         try:
-            self._require(node)
+            self._prober.require(node)
             self._transport.join(node, partial(self._make, node))
         except Unavailable:
             return  # it is asked again later
@@ -295,30 +339,6 @@ class Membership:
         self._refused.pop(node, None)
         if is_new:
             self._watch.joined(node)
-
-    def _answer(self, node: str) -> FrostlineError | None:
-        """Why a node cannot take part now; None where it can."""
-        try:
-            self._require(node)
-        except FrostlineError as error:
-            return error
-        return None
-
-    def _require(self, node: str) -> None:
-        """Make sure that a node is there, ready, and speaks a protocol of this side."""
-        transport = self._probe(node)
-        self._probes.add(transport)
-        try:
-            if self._is_closed:
-                raise NodeUnreachable("nobody asks any more")
-            with time_limit(PROBE_S, transport.break_off, node):
-                health = transport.health()
-        finally:
-            self._probes.discard(transport)
-            transport.close()
-        require_protocol(health, node)
-        if health.trouble:
-            raise NodeUnreachable(f"the node at {node} is not ready: {health.trouble}")
 
     def _refuse(self, node: str, error: FrostlineError) -> None:
         if self._refused.get(node) != str(error):
@@ -370,6 +390,46 @@ def watch_membership(membership: Membership) -> Iterator[None]:
         membership.end_probes()
         threads[0].join()
         threads[1].join(_GRACE_S)
+
+
+@contextmanager
+def watch_node(
+    node: str, transport: Transport, *, probe: Callable[[str], Transport], watch: NodeWatch
+) -> Iterator[None]:
+    """Say within seconds that an only node has fallen silent while somebody waits for it, and when it answers again.
+
+    Nobody else can do its work, so nothing is broken off: a node that was stopped for a while goes on where it was.
+    What moves on a link says that the node is there, however long an answer takes.
+
+    Args:
+        node: the URL.
+        transport: way to it.
+        probe: function that makes a way to it, on which it is asked whether it is there.
+        watch: functions that are told.
+    """
+    ended, prober = threading.Event(), _Prober(probe)
+
+    def tend() -> None:
+        moved, moved_at = (-1, -1), 0.0
+        while not ended.wait(_TEND_EVERY_S):
+            seen, now = transport.statistics(), time.monotonic()
+            if not seen.waiting or moved != (seen.bytes_received, seen.bytes_sent):
+                moved, moved_at = (seen.bytes_received, seen.bytes_sent), now
+            elif now - moved_at >= _SILENT_S and (error := prober.trouble(node)) and not ended.is_set():
+                watch.lost(node, str(error))
+                while prober.trouble(node) and not ended.wait(_LOST_EVERY_S):
+                    pass
+                if not ended.is_set():
+                    watch.back(node)
+
+    thread = threading.Thread(target=tend, name="frostline-node", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        prober.close()
+        thread.join()
 
 
 @contextmanager

@@ -351,10 +351,19 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """A node gets no requests for now, for the given reason: it is silent, unreachable, or refuses."""
+    """A node gets no requests for now, for the given reason: it is silent, unreachable, or refuses.
+
+    The only node of a job is waited for instead.
+    """
 
     url: str
     reason: str
+    is_only: bool = False
+
+    @property
+    def sentence(self) -> str:
+        """What a user is told."""
+        return f"{self.url} is {'waited for' if self.is_only else 'asked nothing for now'}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

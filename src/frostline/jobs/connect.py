@@ -15,7 +15,7 @@ import numpy as np
 
 from frostline.client.balanced import BalancedTransport
 from frostline.client.http import HttpTransport
-from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, connect_balanced
+from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, connect_balanced, watch_node
 from frostline.core import FeatureBatch, Samples
 from frostline.core.config import LoaderSettings, NodeSettings, cache_folder
 from frostline.core.errors import EngineNotReady, SettingError
@@ -89,8 +89,11 @@ def reach(
         )
         return stack.enter_context(several)
     if nodes:
-        transport = opened or _way(nodes[0], settings)
-        ask_protocol(nodes[0], _way(nodes[0], probing))
+        transport, probe = opened or _way(nodes[0], settings), partial(_way, settings=probing)
+        if isinstance(transport, HttpTransport):
+            watch = _watch(on_event, is_only=True)
+            stack.enter_context(watch_node(nodes[0], transport, probe=probe, watch=watch))
+        ask_protocol(nodes[0], probe(nodes[0]))
     else:
         # Who wants no request made twice wants no read made twice either.
         quantile = max(node.hedge_quantile, settings.hedge_quantile)
@@ -214,11 +217,11 @@ def members_of(transport: Transport, nodes: Sequence[str]) -> Sequence[str]:
     return transport.members if isinstance(transport, BalancedTransport) else nodes
 
 
-def _watch(on_event: Observer) -> NodeWatch:
+def _watch(on_event: Observer, *, is_only: bool = False) -> NodeWatch:
     return NodeWatch(
         joined=lambda url: on_event(NodeJoined(url=url)),
         left=lambda url, why: on_event(NodeLeft(url=url, reason=why)),
-        lost=lambda url, why: on_event(NodeLost(url=url, reason=why)),
+        lost=lambda url, why: on_event(NodeLost(url=url, reason=why, is_only=is_only)),
         back=lambda url: on_event(NodeBack(url=url)),
         refused=lambda url, why: on_event(SetupWarning(reason=f"a node is left out, {url}: {why}")),
     )

@@ -498,7 +498,7 @@ def warn_user(event: Event) -> None:
     if isinstance(event, SetupWarning):
         warn_caller(printable(event.reason))
     elif isinstance(event, NodeLost):
-        _LOG.warning("node %s is asked nothing for now: %s", event.url, printable(event.reason))
+        _LOG.warning("node %s", printable(event.sentence))
     elif isinstance(event, RowsNotFinite) and event.total == event.rows:
         _LOG.warning("%s; more are counted by the job's statistics", printable(event.first))
 
