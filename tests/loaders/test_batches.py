@@ -244,7 +244,7 @@ def test_what_was_asked_for_first_is_computed_first_whenever_it_arrives():
 
     threads = [start(turn) for turn in turns[:waiting]]
     assert rest.begun.wait(30)
-    until(lambda: stage._decoded._places == 0)  # noqa: SLF001 (as many are in as may be)
+    until(lambda: stage._decoded._slots == 0)  # noqa: SLF001 (as many are in as may be)
     for arrived, turn in enumerate(reversed(turns[waiting:]), 1):
         threads.append(start(turn))
         until(lambda: len(stage._decoded._waiting) == arrived)  # noqa: SLF001, B023 (it waits within the loop)

@@ -237,7 +237,7 @@ def test_refuses_an_invalid_state(job_of_arguments, state):
     [
         ({"settings": {}}, "settings takes LoaderSettings or None, not dict"),
         ({"node": 3}, "node takes NodeSettings or None, not 3"),
-        ({"preprocess": 224}, "preprocess takes Preprocess or None, not 224"),
+        ({"preprocess": 224}, "preprocess takes steps, not 224: write frostline.preprocess.imagenet"),
         ({"data": 3}, "data takes a Dataset, a path or a URL, not 3"),
     ],
 )

@@ -373,7 +373,7 @@ def test_functions_of_a_notebook_are_refused_for_spawned_workers(folder, monkeyp
     """A notebook's module has no file, which a process that is spawned would run to have the function."""
     notebook = sys.modules["__main__"]
     monkeypatch.delattr(notebook, "__file__", raising=False)
-    exec("def changed(sample, rng=None):\n    return sample", vars(notebook))
+    exec("def changed(sample, rng=None, view=None):\n    return sample", vars(notebook))
     function = vars(notebook)["changed"]
     monkeypatch.setattr(notebook, "changed", function)
     with job_for(folder) as job:

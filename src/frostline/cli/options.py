@@ -219,8 +219,7 @@ format_option = click.option(
 file_column_option = click.option(
     "--file-column",
     metavar="COLUMN",
-    help="Column of lists (CSV, TSV, JSON lines, Parquet) that says which file each sample is: its path, URL or id, "
-    "also without suffix. Default: the one called so, such as file_name, or whose values are names of files.",
+    help="Column of lists with each sample's file: path, URL or id. Default: found by name or values.",
 )
 label_option = click.option(
     "--label",

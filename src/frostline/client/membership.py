@@ -139,7 +139,7 @@ class _Prober:
         """Make sure that a node can take part.
 
         Raises:
-            FrostlineError: It cannot, or nobody asks any more.
+            FrostlineError: The node cannot, or nobody asks any more.
         """
         transport = self._probe(node)
         self._probes.add(transport)

@@ -22,12 +22,12 @@ __all__ = ("FoldersOfPairs",)
 _FEWEST, _MAX_FOLDERS = 10, 24
 # What one picture of a thing is called, and not a class: names that count say nothing against these.
 _PICTURES = re.compile(
-    r"(?i)^(?:[ab]|sat|satellite|aerial|maps?|left|right|rgb|colou?r|depth|disparity|thermal|infrared|ir|nir|visible|"
+    r"(?i)^(?:sat|satellite|aerial|maps?|left|right|rgb|colou?r|depth|disparity|thermal|infrared|ir|nir|visible|"
     r"before|after|pre|post|input|output|source|flair|t1|t1ce|t2|lr|hr|(?:im|img|image)[_-]?[0-9ab])$"
 )
 # As CycleGAN has it: pictures of two kinds, no two of them of one thing.
 _DOMAIN = re.compile(r"(?:train|test|val)_?[AB]")
-_COUNTED = re.compile(r"(?P<before>.*?)(?P<number>[0-9]{1,18})(?P<behind>[^0-9]*)")
+_NUMBERS, _MAX_TEXTS = re.compile(r"([0-9]{1,18})"), 2
 
 
 class _Folders(NamedTuple):
@@ -149,7 +149,7 @@ def _without(stem: str, folder: str) -> str:
 
 
 def _count_up(stems: Collection[str]) -> bool:
-    """Whether names in each folder are one text and numbers that follow each other, as those of classes may be."""
+    """Whether names in each folder are a text and numbers that follow each other, as those of classes may be."""
     folders: dict[str, list[str]] = {}
     for stem in stems:
         folder, _, base = stem.rpartition("/")
@@ -158,8 +158,16 @@ def _count_up(stems: Collection[str]) -> bool:
 
 
 def _follow_each_other(names: Sequence[str]) -> bool:
-    found = [_COUNTED.fullmatch(name) for name in names]
-    if not all(found) or len({(match["before"], match["behind"]) for match in found if match}) > 1:
-        return False
-    values = sorted(int(match["number"]) for match in found if match)
+    numbers: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+    for name in names:
+        parts = _NUMBERS.split(name)
+        numbers.setdefault(tuple(parts[::2]), []).append(tuple(map(int, parts[1::2])))
+    # Of some files there may be copies, whose number stands behind.
+    are_counted = len(numbers) <= _MAX_TEXTS and all(len(text) > 1 for text in numbers)
+    return are_counted and all(
+        _is_even(sorted({*column})) for found in numbers.values() for column in zip(*found, strict=True)
+    )
+
+
+def _is_even(values: Sequence[int]) -> bool:
     return len({later - earlier for earlier, later in pairwise(values)}) <= 1
