@@ -369,18 +369,26 @@ def judged(rows, by, cells):
     """How near predictions were, how far ours is ahead, and where it is not."""
     said_of_cuts, rows = judged_cuts(rows), [row for row in rows if not row["rule"].startswith(CUT)]
     here = [row for row in rows if row["rule"] != "all_in_store"]
-    errors = [abs(row["measured"] / row["predicted"] - 1) for row in here]
+    plans_of = {
+        "Our plans'": [row for row in here if row["rule"] == "best"],
+        "The rules'": [row for row in here if row["rule"] != "best"],
+    }
     ours = {cell: by[*cell, "best"]["measured"] for cell in cells}
     rates = {cell: [row["measured"] for row in here if (row["network"], row["mbit"]) == cell] for cell in cells}
     shares = [ours[cell] / max(rates[cell][1:]) for cell in cells]
     lost = [row for row in here if row["measured"] > (1 + NOISE) * ours[row["network"], row["mbit"]]]
     return [
-        f"Prediction: median error {statistics.median(errors):.1%}, worst {max(errors):.1%} over {len(errors)} plans.",
+        *(error_of(whose, plans) for whose, plans in plans_of.items() if plans),
         f"Ours to each cell's next: median {statistics.median(shares):.2f} ({min(shares):.2f} to {max(shares):.2f}).",
         f"Cells in which another rule was faster than ours by more than {NOISE:.0%}: {len(lost)}.",
         *(f"* {row['network']} at {row['mbit']} Mbit/s: {row['rule']} {row['measured']:.1f}" for row in lost),
         *said_of_cuts,
     ]
+
+
+def error_of(whose, plans):
+    off = [abs(row["measured"] / row["predicted"] - 1) for row in plans]
+    return f"{whose} prediction: median error {statistics.median(off):.1%}, worst {max(off):.1%} over {len(off)} plans."
 
 
 def judged_cuts(rows):
