@@ -455,7 +455,7 @@ PAIRS = "hold files of the same 12 names, as views of the same things do, and cl
         (("left", "right"), "{folder}_{:04}.jpg", "left and right"),
         (("train/T1", "train/T2"), "{}.jpg", "T1 and T2"),
         (("rgb/train", "depth/train"), "{}.png", "depth and rgb"),
-        (("x", "y", "z"), "{key}.png", "x, y and z"),
+        (("x", "y", "z"), "{key}.png", None),
         (("cat", "dog"), "{}.png", None),
         (("cat", "dog"), "{folder}{}.png", None),
         (("cat", "dog"), "a ({}).png", None),

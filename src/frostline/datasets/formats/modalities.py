@@ -1,11 +1,10 @@
 """Refuses folders that hold pictures of the same things, such as ``sat`` and ``map``, and would look like classes.
 
-Classes seldom have the same names of files: where they do, these are counted from one number on. Pairs do always.
+Classes may have the same names of files too: the folders' own names tell.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 import pyarrow.compute as pc
@@ -20,14 +19,13 @@ __all__ = ("FoldersOfPairs",)
 
 # Fewer may have the same names by chance, and more folders are classes, or are not looked through.
 _FEWEST, _MAX_FOLDERS = 10, 24
-# What one picture of a thing is called, and not a class: names that count say nothing against these.
+# What one picture of a thing is called, and not a class.
 _PICTURES = re.compile(
     r"(?i)^(?:sat|satellite|aerial|maps?|left|right|rgb|colou?r|depth|disparity|thermal|infrared|ir|nir|visible|"
     r"before|after|pre|post|input|output|source|flair|t1|t1ce|t2|lr|hr|(?:im|img|image)[_-]?[0-9ab])$"
 )
 # As CycleGAN has it: pictures of two kinds, no two of them of one thing.
 _DOMAIN = re.compile(r"(?:train|test|val)_?[AB]")
-_NUMBERS, _MAX_TEXTS = re.compile(r"([0-9]{1,18})"), 2
 
 
 class _Folders(NamedTuple):
@@ -131,43 +129,18 @@ def _apart(path: str, place: int) -> tuple[str, str]:
 
 
 def _are_pairs(beside: Mapping[str, set[str]]) -> bool:
-    """Whether folders hold the same names, which no classes have: names that do not count, or of such folders.
+    """Whether folders that are called as pictures of one thing hold the same names of files.
 
     A folder's own name may stand in front of them, or behind them.
     """
     known = {frozenset(stems) for stems in beside.values()}
     if len(known) > 1:
         known = {frozenset(_without(stem, folder) for stem in stems) for folder, stems in beside.items()}
-    if len(known) > 1 or len(beside) < 2 or len(names := next(iter(known))) < _FEWEST:
+    if len(known) > 1 or len(beside) < 2 or len(next(iter(known))) < _FEWEST:
         return False
-    return all(map(_PICTURES.match, beside)) or not _count_up(names)
+    return all(map(_PICTURES.match, beside))
 
 
 def _without(stem: str, folder: str) -> str:
     path, _, base = stem.rpartition("/")
     return f"{path}/{base.removeprefix(folder).removesuffix(folder)}"
-
-
-def _count_up(stems: Collection[str]) -> bool:
-    """Whether names in each folder are a text and numbers that follow each other, as those of classes may be."""
-    folders: dict[str, list[str]] = {}
-    for stem in stems:
-        folder, _, base = stem.rpartition("/")
-        folders.setdefault(folder, []).append(base)
-    return all(map(_follow_each_other, folders.values()))
-
-
-def _follow_each_other(names: Sequence[str]) -> bool:
-    numbers: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
-    for name in names:
-        parts = _NUMBERS.split(name)
-        numbers.setdefault(tuple(parts[::2]), []).append(tuple(map(int, parts[1::2])))
-    # Of some files there may be copies, whose number stands behind.
-    are_counted = len(numbers) <= _MAX_TEXTS and all(len(text) > 1 for text in numbers)
-    return are_counted and all(
-        _is_even(sorted({*column})) for found in numbers.values() for column in zip(*found, strict=True)
-    )
-
-
-def _is_even(values: Sequence[int]) -> bool:
-    return len({later - earlier for earlier, later in pairwise(values)}) <= 1
