@@ -385,7 +385,10 @@ def test_the_column_that_says_which_file_a_row_is_about_can_be_named(store, suff
 def test_the_column_with_names_of_files_is_found_without_naming(store, folder, column, names):
     for key in ("a1", "b2", "03"):
         store.write(f"{folder}{key}.png", b"x")
-    rows = [f"{names.format(key)},{number},{label}" for number, (key, label) in enumerate(zip(("03", "a1"), "xy"))]  # noqa: B905
+    rows = [
+        f"{names.format(key)},{number},{label}"
+        for number, (key, label) in enumerate(zip(("03", "a1"), "xy", strict=True))
+    ]
     store.write("train.csv", "\n".join([f"{column},id,label", *rows]).encode())
     found = {name.rpartition("/")[2]: label for name, label in labels_by_name(Dataset(store.url)).items()}
     assert {name: label for name, label in found.items() if label != -1} == {"03.png": "x", "a1.png": "y"}

@@ -415,7 +415,10 @@ def watch_node(
             seen, now = transport.statistics(), time.monotonic()
             if not seen.waiting or moved != (seen.bytes_received, seen.bytes_sent):
                 moved, moved_at = (seen.bytes_received, seen.bytes_sent), now
-            elif now - moved_at >= _SILENT_S and (error := prober.trouble(node)) and not ended.is_set():
+            elif now - moved_at >= _SILENT_S:
+                moved_at = now  # one that is there, and computes for long, is asked again after as long
+                if (error := prober.trouble(node)) is None or ended.is_set():
+                    continue
                 watch.lost(node, str(error))
                 while prober.trouble(node) and not ended.wait(_LOST_EVERY_S):
                     pass

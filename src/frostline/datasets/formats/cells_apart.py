@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,19 +30,8 @@ from frostline.preprocess.decoder_process import serve_decoding
 __all__ = ("CellsApart", "column_of_group")
 
 
-class _Run(Protocol):
-    """``Decoders.run`` for a tenant."""
-
-    def __call__(
-        self,
-        kind: str,
-        asked: Mapping[str, Any],
-        pieces: Sequence[bytes | memoryview],
-        *,
-        made_bytes: int,
-        may_take: int,
-    ) -> tuple[list[int], bytes]: ...
-
+_Run = Callable[..., tuple[list[int], bytes]]
+"""``Decoders.run`` for a tenant."""
 
 _KIND = "column"
 # The end of a file that Arrow reads first, and the least that is read of one here.
