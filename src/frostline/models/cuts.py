@@ -107,7 +107,8 @@ def _reaching_the_last(places: Sequence[Frontier], graph: Graph) -> list[Frontie
 
     The last may be crossed by a value from which another place's value was made cheaply; that place is left out.
     """
-    flow, nodes = Flow(graph), {node.name: node for node in graph.nodes}
+    data = Flow(graph).data
+    needs = {node.name: [name for name in reads(node) if name in data] for node in graph.nodes}
 
     def reaches(place: Frontier, last: Frontier) -> bool:
         waiting, made = list(last.names), set(place.names)
@@ -115,10 +116,10 @@ def _reaching_the_last(places: Sequence[Frontier], graph: Graph) -> list[Frontie
             name = waiting.pop()
             if name in made:
                 continue
-            if name not in nodes:  # an input
+            if name not in needs:  # an input
                 return False
             made.add(name)
-            waiting.extend(read for read in reads(nodes[name]) if read in flow.data)
+            waiting += needs[name]
         return True
 
     return [place for place in places if reaches(place, places[-1])]

@@ -130,10 +130,12 @@ class _Walk:
             value = todo.pop()
             if id(value) not in self._seen:
                 self._seen.add(id(value))
-                todo.extend(self._visit(value))
+                todo += self._visit(value)
 
     def _visit(self, value: Any) -> Sequence[Any]:
         """See a value as it is; what it leads to."""
+        if type(value) in _KNOWN_CONTAINERS:  # first, since most are: each module has some dicts of hooks
+            return self._of_container(value)
         if isinstance(value, PLAIN):
             return ()
         if isinstance(value, torch.Tensor):
@@ -145,7 +147,7 @@ class _Walk:
             return _inside(value)
         if isinstance(value, tuple | frozenset):
             return list(value)[:_WALKED]
-        if type(value) in _KNOWN_CONTAINERS or (isinstance(value, _KNOWN_CONTAINERS) and _is_users(type(value))):
+        if isinstance(value, _KNOWN_CONTAINERS) and _is_users(type(value)):
             return self._of_container(value)
         if isinstance(value, nn.Module):  # one that is hidden in a list, so that its parameters are not the network's
             return self._of_module(value)
