@@ -21,8 +21,9 @@ from frostline.core.errors import ModelError, OverBudget, Unavailable, UnsafeArt
 from frostline.core.events import SetupWarning
 from frostline.engines.catalog import absence
 from frostline.jobs import beginning, both_sides
+from frostline.jobs.measuring import Measurements
 from frostline.jobs.partition import PartitionedModel, TorchLocalPrefix
-from frostline.loaders.fetch import Shipment
+from frostline.loaders.fetch import EngineChoice, Shipment
 from frostline.node.process import start_node
 from frostline.ordering import Order
 from support.images import image_folder, tiny_preprocess
@@ -214,6 +215,28 @@ def test_a_first_job_runs_its_first_rows_at_once_and_tries_engines_after_them(fo
     with node_elsewhere(folder) as url, job_near(url, folder, settings={"device_batch": 16}) as job:
         np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
     assert done[: done.index("tried")] == [8, 8], "as many rows as a run of the device has, and no more"
+
+
+def test_a_node_whose_trial_takes_long_computes_its_share_meanwhile(folder, expected, monkeypatch):
+    tried, end = threading.Event(), threading.Event()
+    found = EngineChoice(engine=REFERENCE, error=0.0, trials=())
+
+    def trial(*_):
+        tried.set()
+        assert end.wait(60)
+        return Measurements(choice=found)
+
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(beginning, "_LONG_TRIAL_S", 0.1)
+    monkeypatch.setattr(beginning, "pays_for_trial", lambda *_: True)
+    monkeypatch.setattr(PartitionedModel, "engine", trial)
+    with node_elsewhere(folder) as url, job_near(url, folder, accuracy="float32") as job:
+        while not sides(job).get(job.frost_line.number):
+            np.testing.assert_allclose(rows_of(job), expected, rtol=1e-4, atol=1e-5)
+        assert tried.is_set()
+        end.set()
+        until(lambda: job.engine == found)
+        np.testing.assert_allclose(rows_of(job), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_rows_of_small_requests_that_wait_share_a_run_and_go_to_their_own():

@@ -1,7 +1,8 @@
 """Decides what a job begins with: what an earlier one found, what is measured first, or the frost line at the node."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,6 +30,8 @@ _MEASURING = "measuring the cuts"
 # A trial in the node's own process takes two to five seconds on one core, three times as long beside a job's work; a
 # job of fewer samples does not win that back with any network (``benchmarks/near.py``).
 _SOON_S = 10.0
+# A node that tries for longer than this, as a busy or slow one does, computes its share in eager torch meanwhile.
+_LONG_TRIAL_S = 15.0
 _MIN_TO_TRY = 200
 _TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
 
@@ -163,15 +166,20 @@ def _at_once(
         # Whether the node runs it is asked while it tries engines: on a thin link each answer queues behind samples.
         is_worth, made = partial(pays_for_upload, both_sides, line, found_here, left), None
         shipping = Shipping(beside, network, cancellation, first_bytes=first_bytes, is_worth=is_worth)
+
+        def begin_at_node() -> None:
+            if shipping.is_run():
+                both_sides.open(line)
+
         try:
             # The weights may have been long on their way; the trainer goes on with its share meanwhile.
             if shipping.is_sent() and tries and pays_for_trial(now := left(), context.settings.trial_s):
-                with suppress(OverBudget):  # which is told with the answer
+                with suppress(OverBudget), doing_after(_LONG_TRIAL_S, begin_at_node):  # it is told with the answer
                     made = trial(cancellation, now)
+                    both_sides.begin_again(line)
         finally:
-            if runs := shipping.is_run():
-                both_sides.open(line)
-        return made if runs else None
+            begin_at_node()
+        return made if shipping.is_run() else None
 
     def trial(cancellation: Cancellation, now: Left) -> Measurements:
         context.asking.on_event(PhaseStarted(name="trying an engine"))
@@ -195,6 +203,18 @@ def _at_once(
     rows = context.settings.device_batch if found is None else 0
     trainer = TrainerEngine(context, ready, eager_rows=rows) if tries_here else None
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
+
+
+@contextmanager
+def doing_after(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Call something in another thread if what is done here takes longer than so many seconds."""
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def pays_for_upload(

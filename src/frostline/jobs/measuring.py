@@ -303,16 +303,15 @@ class Shipping:
         return self._sent.result()
 
     def is_run(self) -> bool:
-        """Wait until it is known whether the node runs it; what keeps it from being asked is told."""
-        try:
-            return self._refused.result() is None
-        except FrostlineError as error:
-            self._context.asking.on_event(SetupWarning(reason=f"the frozen layers run here: {error}"))
-            return False
+        """Wait until it is known whether the node runs it."""
+        return self._refused.result() is None
 
     def _run(self) -> None:
         try:
             self._refused.set_result(self._network.settle(self._context, self._ask))
+        except FrostlineError as error:
+            self._context.asking.on_event(SetupWarning(reason=f"the frozen layers run here: {error}"))
+            self._refused.set_result(str(error))
         except BaseException as error:  # noqa: BLE001 -- raised to whoever asks
             self._refused.set_exception(error)
         finally:
