@@ -47,7 +47,7 @@ from frostline.wire.messages import FeatureRequest
 SIDE, READERS = 224, 16
 MEMORY_BYTES = 256 << 20
 # Of a node: its memory, of which a 16th keeps columns; samples of a request, requests at once, and rows of a group.
-NODE_BYTES, REQUEST, AT_ONCE, GROUP = 768 << 20, 32, 4, 256
+NODE_BYTES, REQUEST, AT_ONCE, GROUP = 768 << 20, 32, 4, 128
 QUICK = {"samples": 8, "rounds": 2, "starts": 2, "parts": "decoders,node"}
 
 
