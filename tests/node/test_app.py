@@ -5,6 +5,7 @@ The node over HTTP, in this process: routes, refusals, and the description again
 The node's description of itself says of every field what it means.
 """
 
+import json
 import time
 import tracemalloc
 
@@ -156,6 +157,24 @@ def test_names_that_leave_the_data_are_refused_before_anything_is_sent(client, i
         message = request(images, 0).to_json()
         message["samples"]["objects"][-1] = name
         refused(client.post("/v1/features", json=message), 400, "BadRequest")
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\uDFFF", "\\udc00\\ud800", "\\ud800\\ud800"])
+@pytest.mark.parametrize("place", ["file://", "exact", "objects", "decode", "0000.jpg"])
+def test_half_a_character_is_refused_in_a_sentence_wherever_it_stands(client, images, half, place):
+    body = json.dumps(request(images, 1).to_json())
+    assert place in body
+    answer = client.post("/v1/features", content=body.replace(place, place + half, 1))
+    assert refused(answer, 400, "BadRequest").startswith("the body has half of a character in a text: \\ud")
+
+
+def test_half_a_character_in_raw_bytes_is_no_json_and_whole_ones_are_taken():
+    for raw in (b'["\xed\xa0\x80"]', json.dumps("\ud800", ensure_ascii=False).encode("utf-16", "surrogatepass")):
+        with pytest.raises(BadRequest, match="the body is not JSON"):
+            parsed_json(bytearray(raw))
+    for text in ("\U0001f600", "a\udc80b", "\\ud800", "\u00e9"):
+        for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+            assert parsed_json(bytearray(json.dumps([text]).encode(encoding))) == [text]
 
 
 def test_a_sample_named_twice_is_refused(client, images):
