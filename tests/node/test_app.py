@@ -6,6 +6,7 @@ The node's description of itself says of every field what it means.
 """
 
 import json
+import os
 import time
 import tracemalloc
 
@@ -363,6 +364,21 @@ def test_is_ready_until_its_folder_is_gone_or_it_drains(client, node, images):
     assert client.get("/v1/health").json()["trouble"] == "draining"
     assert client.get("/v1/openapi.json").status_code == 200, "it is alive"
     assert "draining" in refused(client.post("/v1/features", json=request(images, 1).to_json()), 503, "NodeUnreachable")
+
+
+def test_whether_a_node_is_ready_does_not_depend_on_how_much_its_folders_hold(tmp_path):
+    """All names of a folder of a million take longer than a disk may that does not hang."""
+    (tmp_path / "0").touch()
+    for number in range(1, 20_000):
+        os.link(tmp_path / "0", tmp_path / f"{number:0100}")
+    with Node(NodeSettings(memory_bytes=MEMORY), (tmp_path.as_uri(),)) as node:
+        node.not_ready()
+        tracemalloc.start()
+        began_s = time.thread_time()
+        assert node.not_ready() == ""
+        assert time.thread_time() - began_s < 0.1
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20, "their names alone have two megabytes"
+        tracemalloc.stop()
 
 
 def test_a_full_node_is_not_ready_and_in_no_trouble(client, node):
