@@ -11,8 +11,8 @@ machine changes least. Starts are those of a process for a tenant that has none,
 The part ``node`` asks whole nodes over HTTP, for which one tenant's photographs are decoded here (it may see all) or
 apart (it may not). They lie in files, or in a Parquet file whose columns are read apart then too; row groups have more
 bytes than the memory that keeps them, so that each round reads all of them again. The node answers with the outputs of
-a ResNet-18 (of 32 photographs), or with pixels, where nothing but decoding takes much time. The
-processor's seconds are those of the node and of its decoding processes.
+a ResNet-18 (of 32 photographs), or with pixels, where nothing but decoding takes much time. The processor's seconds
+are those of the node and of its decoding processes.
 """
 
 import hashlib
