@@ -1,42 +1,74 @@
 """What decoding in processes apart costs: the same photographs here and apart by turns, and what a new process costs.
 
     python benchmarks/decoders.py --data DIR [--samples 200] [--rounds 15] --out FILE
+    python benchmarks/decoders.py --data DIR --parts node --samples 960 [--rounds 15] --out FILE
 
 Photographs are decoded to 224 pixels from memory, one and two at a time, here as a node without tenants does, and
 apart as one with tenants does; as many threads bring them as a node has for reading. A round has each way once, and
 each way apart is compared with the one here in its round. The seconds of the processor, of both sides, are what a busy
 machine changes least. Starts are those of a process for a tenant that has none, from the request to its first sample.
+
+The part ``node`` asks whole nodes over HTTP, for which one tenant's photographs are decoded here (it may see all) or
+apart (it may not). They lie in files, or in a Parquet file whose columns are read apart then too; row groups have more
+bytes than the memory that keeps them, so that each round reads all of them again. The node answers with the outputs of
+a ResNet-18 (of 32 photographs), or with pixels, where nothing but decoding takes much time. The processor's seconds
+are those of the node and of its decoding processes.
 """
 
+import hashlib
+import tempfile
 import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from threading import Semaphore
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
 from harness import by_turns, markdown, run, spread
 
+from frostline.client.http import HttpTransport
+from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
+from frostline.datasets import Dataset
 from frostline.engines.machine import keep_freed_memory
+from frostline.models import cut_network, freeze
+from frostline.models.artifact import digest_of, write_prefix
+from frostline.node.process import start_node
 from frostline.preprocess import imagenet
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_needed
 from frostline.preprocess.decoders import Decoders
+from frostline.wire.messages import FeatureRequest
 
 SIDE, READERS = 224, 16
 MEMORY_BYTES = 256 << 20
-QUICK = {"samples": 8, "rounds": 2, "starts": 2}
+# Of a node: its memory, of which a 16th keeps columns; samples of a request, requests at once, and rows of a group.
+NODE_BYTES, REQUEST, AT_ONCE, GROUP = 768 << 20, 32, 4, 128
+QUICK = {"samples": 8, "rounds": 2, "starts": 2, "parts": "decoders,node"}
 
 
 def options(parser):
     parser.add_argument("--samples", type=int, default=200, help="photographs in a run")
     parser.add_argument("--starts", type=int, default=20, help="processes that are started for new tenants")
+    parser.add_argument("--parts", default="decoders", help="decoders, node, or both with a comma between them")
     parser.set_defaults(rounds=15)
 
 
 def measure(wanted):
+    found = {}
+    if "decoders" in wanted.parts.split(","):
+        found["decoders"] = of_decoders(wanted)
+        yield found
+    if "node" in wanted.parts.split(","):
+        for rows in of_nodes(wanted):
+            yield {**found, "node": rows}
+
+
+def of_decoders(wanted):
     encoded = [path.read_bytes() for path in sorted(Path(wanted.data).rglob("*.jpg"))[: wanted.samples]]
     assert encoded, f"{wanted.data} has photographs"
     encoded = [encoded[number % len(encoded)] for number in range(wanted.samples)]
@@ -105,11 +137,113 @@ def starts(decoders, sample, number):
     return took_s
 
 
+# Whole nodes.
+
+
+def of_nodes(wanted):
+    """Samples a second, and processor seconds of a sample, of nodes that decode here and apart, as rounds end."""
+    network = cut_network(freeze(plain_network(), "fc"), imagenet(SIDE).shape)
+    prefix, cuts = write_prefix(network.prefix), {"ResNet-18": network.cuts[-1].number, "pixels": 0}
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        folders = laid_out(wanted, Path(place))
+        runs = {}
+        for where in ("here", "apart"):
+            token = hashlib.sha256(where.encode()).hexdigest()
+            tenant = TenantSettings(name="one", token_sha256=token, sees_all=where == "here")
+            settings = NodeSettings(memory_bytes=NODE_BYTES, trial_s=0, tenants=(tenant,))
+            node = stack.enter_context(start_node(tuple(map(str, folders.values())), settings))
+            transport = stack.enter_context(closing(HttpTransport(node.url, LoaderSettings(token=where))))
+            transport.put_prefix(digest_of(prefix), prefix)
+            for form, work in product(folders, cuts):
+                asked = [*requests(Dataset(folders[form]), digest_of(prefix), cuts[work])]
+                asked = asked[: 1 if cuts[work] else None]
+                runs[f"{form}, {work}, {where}"] = partial(answered, node.pid, transport, asked)
+        by_turns(1, runs)
+        found = {name: [] for name in runs}
+        for _ in range(wanted.rounds):
+            for name, rows in by_turns(1, runs).items():
+                found[name] += rows
+            yield found
+
+
+def plain_network():
+    import torchvision
+
+    torch.manual_seed(0)
+    return torchvision.models.resnet18()
+
+
+def laid_out(wanted, place):
+    """The photographs as files, and in a Parquet file."""
+    paths = sorted(Path(wanted.data).rglob("*.jpg"))
+    encoded = [paths[number % len(paths)].read_bytes() for number in range(wanted.samples)]
+    folders = {form: place / form for form in ("files", "Parquet")}
+    for folder in folders.values():
+        (folder / "all").mkdir(parents=True)
+    for number, sample in enumerate(encoded):
+        (folders["files"] / "all" / f"{number:06}.jpg").write_bytes(sample)
+    table = pa.table({"image": encoded, "label": [number % 2 for number in range(len(encoded))]})
+    pq.write_table(table, folders["Parquet"] / "all" / "train.parquet", row_group_size=GROUP)
+    return folders
+
+
+def requests(dataset, prefix, cut):
+    for start in range(0, len(dataset.samples), REQUEST):
+        yield FeatureRequest(
+            data=dataset.url,
+            samples=dataset.samples.take(np.arange(start, min(start + REQUEST, len(dataset.samples)))),
+            prefix=prefix if cut else None,
+            cut=cut or 1,
+            preprocess=imagenet(SIDE).to_json(),
+            reading=dataset.manifest.reading,
+        )
+
+
+def answered(pid, transport, asked):
+    def ask(request):
+        batches = list(transport.features(request))
+        assert not sum(len(batch.skipped) for batch in batches)
+        return sum(len(batch.ids) for batch in batches)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        before, began = node_s(pid), time.perf_counter()
+        samples = sum(pool.map(ask, asked))
+        took_s, spent = time.perf_counter() - began, node_s(pid) - before
+    return {"samples_per_s": samples / took_s, "processor_s": spent / samples}
+
+
+def node_s(pid):
+    """Processor seconds of a process, its threads and those that it started, and these started."""
+    total = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total += int((task / "schedstat").read_text().split()[0]) / 1e9
+        total += sum(map(node_s, map(int, (task / "children").read_text().split())))
+    return total
+
+
 # A quick form may take less processor time than the system counts.
 _LEAST = 1e-3
 
 
 def table(found):
+    said = {"decoders": table_of_decoders, "node": table_of_nodes}
+    return "\n\n".join(said[name](part) for name, part in found.items())
+
+
+def table_of_nodes(runs):
+    lines = []
+    for name in [name.removesuffix(", here") for name in runs if name.endswith(", here")]:
+        sides = [runs[f"{name}, {where}"] for where in ("here", "apart")]
+        lines.append([name])
+        for field, factor, digits in (("samples_per_s", 1, 0), ("processor_s", 1000, 2)):
+            here, apart = ([factor * max(row[field], _LEAST / 1000) for row in rows] for rows in sides)
+            ratios = [other / one for one, other in zip(here, apart, strict=True)]
+            lines[-1] += [spread(here, digits), spread(apart, digits), spread(ratios, 3)]
+    head = ["a node that reads", "samples/s here", "apart", "ratio", "processor ms here", "apart", "ratio"]
+    return markdown(head, lines)
+
+
+def table_of_decoders(found):
     ratios = defaultdict(list)
     lines = []
     for threads in (1, 2):

@@ -113,6 +113,11 @@ def test_a_disk_that_is_full_is_said_and_what_was_lost_is_counted(caplog):
     assert len(said) == 2
     assert "the audit log /dev/full cannot be written, 1 lines are lost" in said[0]
     assert "101 lines are lost: [Errno 28] No space left on device" in said[1]
+    log.write_change("change")
+    log.close()
+    log.close()
+    (last,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR][2:]
+    assert "102 lines are lost: [Errno 28] No space left on device" in last
 
 
 def test_a_log_that_can_be_written_again_says_how_many_lines_it_lacks(tmp_path):

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 
 import pytest
 from hypothesis import given
@@ -162,7 +163,7 @@ def test_a_changed_file_is_read_again_and_an_invalid_one_changes_nothing(tmp_pat
         read.append(path.read_text())
 
     path.write_text("one")
-    file = FollowedFile(path, take, clock)
+    file = FollowedFile(path, take, clock, lambda: path.stat().st_mtime + 2)
     file.look()
     path.write_text("three")
     file.look()
@@ -180,3 +181,38 @@ def test_a_changed_file_is_read_again_and_an_invalid_one_changes_nothing(tmp_pat
     file.look()
     file.look()
     assert read == ["three", "whole"]
+
+
+def test_a_file_that_is_being_written_is_not_read_before_it_is_whole(tmp_path):
+    """The first half of a file makes sense too: of a tenant that has roots it says that it has all."""
+    monotonic, clock, path, read = Clock(), Clock(2_000_000_000.0), tmp_path / "tenants.toml", []
+    path.write_text("old")
+    file = FollowedFile(path, lambda: read.append(path.read_text()), monotonic, clock)
+
+    def look_after(seconds):
+        monotonic.now_s += seconds
+        clock.now_s += seconds
+        file.look()
+        return read
+
+    def write(text, ago_s=0.0):
+        path.write_text(text)
+        os.utime(path, (clock.now_s - ago_s,) * 2)
+
+    for length in range(1, 5):
+        write("a tenant"[:length])
+        assert look_after(1.0) == [], "somebody writes to it"
+    write("a tenant and its roots")
+    assert look_after(0.5) == []
+    assert look_after(1.0) == ["a tenant and its roots"]
+    write("put in place", ago_s=60)
+    assert look_after(1.0)[1:] == ["put in place"], "at once"
+    write("from a clock that is ahead", ago_s=-3600)
+    assert look_after(1.0)[2:] == []
+    assert look_after(1.0)[2:] == ["from a clock that is ahead"]
+    write("whole, as SIGHUP says")
+    file.distrust()
+    assert look_after(0.0)[3:] == ["whole, as SIGHUP says"]
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        look_after(1.0)

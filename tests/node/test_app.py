@@ -5,6 +5,8 @@ The node over HTTP, in this process: routes, refusals, and the description again
 The node's description of itself says of every field what it means.
 """
 
+import json
+import os
 import time
 import tracemalloc
 
@@ -156,6 +158,24 @@ def test_names_that_leave_the_data_are_refused_before_anything_is_sent(client, i
         message = request(images, 0).to_json()
         message["samples"]["objects"][-1] = name
         refused(client.post("/v1/features", json=message), 400, "BadRequest")
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\uDFFF", "\\udc00\\ud800", "\\ud800\\ud800"])
+@pytest.mark.parametrize("place", ["file://", "exact", "objects", "decode", "0000.jpg"])
+def test_half_a_character_is_refused_in_a_sentence_wherever_it_stands(client, images, half, place):
+    body = json.dumps(request(images, 1).to_json())
+    assert place in body
+    answer = client.post("/v1/features", content=body.replace(place, place + half, 1))
+    assert refused(answer, 400, "BadRequest").startswith("the body has half of a character in a text: \\ud")
+
+
+def test_half_a_character_in_raw_bytes_is_no_json_and_whole_ones_are_taken():
+    for raw in (b'["\xed\xa0\x80"]', json.dumps("\ud800", ensure_ascii=False).encode("utf-16", "surrogatepass")):
+        with pytest.raises(BadRequest, match="the body is not JSON"):
+            parsed_json(bytearray(raw))
+    for text in ("\U0001f600", "a\udc80b", "\\ud800", "\u00e9"):
+        for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+            assert parsed_json(bytearray(json.dumps([text]).encode(encoding))) == [text]
 
 
 def test_a_sample_named_twice_is_refused(client, images):
@@ -344,6 +364,21 @@ def test_is_ready_until_its_folder_is_gone_or_it_drains(client, node, images):
     assert client.get("/v1/health").json()["trouble"] == "draining"
     assert client.get("/v1/openapi.json").status_code == 200, "it is alive"
     assert "draining" in refused(client.post("/v1/features", json=request(images, 1).to_json()), 503, "NodeUnreachable")
+
+
+def test_whether_a_node_is_ready_does_not_depend_on_how_much_its_folders_hold(tmp_path):
+    """All names of a folder of a million take longer than a disk may that does not hang."""
+    (tmp_path / "0").touch()
+    for number in range(1, 20_000):
+        os.link(tmp_path / "0", tmp_path / f"{number:0100}")
+    with Node(NodeSettings(memory_bytes=MEMORY), (tmp_path.as_uri(),)) as node:
+        node.not_ready()
+        tracemalloc.start()
+        began_s = time.thread_time()
+        assert node.not_ready() == ""
+        assert time.thread_time() - began_s < 0.1
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20, "their names alone have two megabytes"
+        tracemalloc.stop()
 
 
 def test_a_full_node_is_not_ready_and_in_no_trouble(client, node):

@@ -128,6 +128,23 @@ def test_refuses_a_head_that_is_too_large(images):
         assert peer.recv(65_536).startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.parametrize(
+    "head", [HEALTH[:-2] + b"a: " + b"b" * 1100 + b"\r\n\r\n", HEALTH.replace(b"health", b"health?" + b"a" * 1100)]
+)
+def test_refuses_a_head_that_is_too_large_and_comes_in_one_piece(images, head):
+    with node_with(images, head_bytes=1000) as url, connection(url, head) as peer:
+        assert answer(peer).startswith(b"HTTP/1.1 431 ")
+        assert is_closed(peer)
+
+
+def test_a_body_that_comes_in_one_piece_with_its_head_makes_that_no_larger(images):
+    begun = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n" + bytes(5000)
+    with node_with(images, head_bytes=1000) as url, connection(url) as peer:
+        for _ in range(3):
+            peer.sendall(begun)
+            assert answer(peer).startswith(b"HTTP/1.1 200 ")
+
+
 def test_refuses_a_head_with_too_many_fields(images):
     with node_with(images, head_fields=4) as url, connection(url, HEALTH[:-2] + b"a: b\r\n" * 3 + b"\r\n") as peer:
         assert answer(peer).startswith(b"HTTP/1.1 200 ")

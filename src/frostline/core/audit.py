@@ -63,8 +63,10 @@ class AuditLog:
         self._sums: dict[_Key, _Sum] = {}
         self._kinds: Counter[str] = Counter()
         self._since_s = clock()
-        self._lost = self._untold = 0
+        # Lines that were lost, of these such as were said in the process's log, and such as the file does not know of.
+        self._lost = self._said = self._untold = 0
         self._said_at_s = -_EVERY_S
+        self._why = ""
 
     def note(self, event: str, *, samples: int = 0, **about: object) -> None:
         """Note that something happened, which may happen often.
@@ -116,9 +118,11 @@ class AuditLog:
             raise SettingError(f"cannot write an audit log to {self._path}: it is no regular file")
 
     def close(self) -> None:
-        """Write the sums that were not written yet. Calling it again does nothing."""
+        """Write the sums that were not written yet, and say what was lost since. Calling it again does nothing."""
         with self._lock:
             self._settle()
+            if self._lost > self._said:
+                self._say_lost()
 
     def _settle(self) -> None:
         """Write what happened again since it was written last, and begin another minute."""
@@ -147,9 +151,13 @@ class AuditLog:
         except OSError as error:
             self._lost += len(values)
             self._untold += len(values)
+            self._why = str(error)
             if self._is_past(self._said_at_s):
-                self._said_at_s = self._clock()
-                _LOG.error("the audit log %s cannot be written, %d lines are lost: %s", self._path, self._lost, error)
+                self._say_lost()
+
+    def _say_lost(self) -> None:
+        self._said, self._said_at_s = self._lost, self._clock()
+        _LOG.error("the audit log %s cannot be written, %d lines are lost: %s", self._path, self._lost, self._why)
 
     def _is_past(self, since_s: float) -> bool:
         """Whether a minute has passed, or the clock was set back behind its beginning."""

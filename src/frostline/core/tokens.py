@@ -164,25 +164,37 @@ def site_of(address: str) -> str:
 
 
 _LOOK_S = 1.0
+# A file that is written piece by piece makes sense before it is whole, and says then less than it should, such as a
+# tenant without its roots: one that was written to a moment ago may not be whole yet.
+_SETTLED_S = 1.0
 
 
 class FollowedFile:
     """A file of settings that is read again where it has changed, asked as often as somebody comes. Safe for threads.
 
-    Where it makes no sense, as while it is being written, what was read before stays, and the log says so.
+    It is read once nobody has written to it for a second, or at once where ``distrust`` says that it is whole. Where it
+    makes no sense, what was read before stays, and the log says so.
 
     Args:
         path: the file, which was read before.
         read: function that reads the file again; raises ``SettingError`` where the file makes no sense.
         monotonic: clock that returns monotonic seconds.
+        clock: clock that returns seconds since 1970, as files have them.
     """
 
-    def __init__(self, path: Path, read: Callable[[], None], monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        read: Callable[[], None],
+        monotonic: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._path = path
         self._read = read
         self._monotonic = monotonic
+        self._clock = clock
         self._lock = threading.Lock()
-        self._stamp = stamp_of(path)
+        self._stamp = self._seen = stamp_of(path)
         self._looked_at_s = monotonic()
         self._is_distrusted = False
 
@@ -197,7 +209,9 @@ class FollowedFile:
         with self._lock:
             self._looked_at_s = self._monotonic()
             stamp, is_distrusted = stamp_of(self._path), self._is_distrusted
-            if stamp == self._stamp and not is_distrusted:
+            is_settled = stamp == self._seen or stamp is None or self._clock() - stamp[0] / 1e9 > _SETTLED_S
+            self._seen = stamp
+            if not is_distrusted and (stamp == self._stamp or not is_settled):
                 return
             self._stamp, self._is_distrusted = stamp, False
             try:

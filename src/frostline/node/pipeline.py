@@ -8,6 +8,7 @@ Makes a request for features of inputs that came with it, and gathers the number
 import base64
 import json
 import math
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -345,7 +346,8 @@ class Stores:
             path = Path(parse_url(root).path)
             try:
                 if path.is_dir():
-                    next(path.iterdir(), None)
+                    with os.scandir(path) as entries:  # a folder of a million names is not read for the first of them
+                        next(entries, None)
                 else:
                     path.stat()
             except OSError as error:

@@ -597,8 +597,11 @@ class GuardedProtocol(HttpToolsProtocol):
         return None
 
     def _is_head_too_large(self) -> bool:
-        is_long = self._is_in_head and self._head_bytes > self._limits.head_bytes
-        return is_long or len(self.headers or ()) > self._limits.head_fields
+        """Whether what came of a head is too much; of a whole one, behind which more may have come, its own bytes."""
+        nbytes, fields = self._head_bytes, self.headers or ()
+        if not self._is_in_head:
+            nbytes = len(self.url) + sum(len(name) + len(value) for name, value in fields)
+        return nbytes > self._limits.head_bytes or len(fields) > self._limits.head_fields
 
     def _too_large(self) -> tuple[HTTPStatus, str]:
         nbytes, count = self._limits.head_bytes, self._limits.head_fields

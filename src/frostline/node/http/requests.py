@@ -132,13 +132,26 @@ def parsed_json(body: bytearray) -> object:
     """The value of a body.
 
     Raises:
-        BadRequest: The body is not JSON, or an object in it has a field twice, of which one would be ignored.
+        BadRequest: The body is not JSON, an object in it has a field twice, of which one would be ignored, or a text in
+            it has half of a character, as no name of a file and no address has.
     """
     try:
-        value: object = json.loads(body, object_pairs_hook=_each_once)
+        text = body.decode(json.detect_encoding(body))
+        value: object = json.loads(text, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
+    if _MAYBE_HALF.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode(errors="surrogateescape")
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])[1:-1]
+            raise BadRequest(f"the body has half of a character in a text: {half}") from error
     return value
+
+
+# What JSON writes halves of characters as: two that belong together are a character, and one of the last 128 is a byte
+# of a name that is no UTF-8.
+_MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
