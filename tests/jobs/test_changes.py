@@ -261,7 +261,7 @@ def test_the_runs_that_notice_it_take_a_small_share_of_the_time(folder, monkeypa
     model = freeze(Elsewhere().train(), "last", input_shape=(3, 32, 32))
     now, runs = 100.0, 0
     with job_for(folder, model) as job:
-        watch, own = job._watch, job.head.makes_the_same  # noqa: SLF001 (the test sets its clock)
+        watch, own = job._watch, job.head.makes_the_same_  # noqa: SLF001 (the test sets its clock)
 
         def runs_long(**options):
             nonlocal now, runs
@@ -270,7 +270,7 @@ def test_the_runs_that_notice_it_take_a_small_share_of_the_time(folder, monkeypa
 
         for clock in ("perf_counter", "thread_time"):
             monkeypatch.setattr(f"frostline.models.changes.time.{clock}", lambda: now)
-        monkeypatch.setattr(job.head, "makes_the_same", runs_long)
+        monkeypatch.setattr(job.head, "makes_the_same_", runs_long)
 
         def pass_of_one_batch():
             watch.begin()

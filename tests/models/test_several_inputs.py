@@ -183,9 +183,9 @@ def test_each_image_of_a_pair_or_a_triplet_has_its_own_features(names):
         run().sum().backward()
     assert torch.allclose(network.head(features), plain(**given), rtol=1e-6, atol=1e-6)
     assert torch.allclose(model.projection.weight.grad, plain.projection.weight.grad, rtol=1e-5, atol=1e-6)
-    assert network.head.makes_the_same()
+    assert network.head.makes_the_same_()
     model.gain = 2.0
-    assert not network.head.makes_the_same(), "other numbers are seen in what the check makes up"
+    assert not network.head.makes_the_same_(), "other numbers are seen in what the check makes up"
 
 
 class Chosen(nn.Module):

@@ -4,7 +4,18 @@ import copy
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    IA3Config,
+    LoHaConfig,
+    LoKrConfig,
+    LoraConfig,
+    OFTConfig,
+    PrefixTuningConfig,
+    PromptTuningConfig,
+    VeraConfig,
+    get_peft_model,
+)
 from torch import nn
 
 import frostline as fl
@@ -19,6 +30,7 @@ from support.cutting import crossed, finished, sent, shipped_engine
 from support.images import image_folder
 from support.matrices import sampled
 from support.networks import Small
+from support.texts import small_bert
 
 # PEFT asks networks of transformers by a name that these are about to leave.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -334,3 +346,58 @@ def test_warns_several_processes_that_the_head_averages_no_gradients():
             assert "wrap job.head in DistributedDataParallel" in not_averaged(wrapped)
     finally:
         torch.distributed.destroy_process_group()
+
+
+# Line at which the frozen part ends, and what is said of it: what prompts change comes before all frozen blocks.
+TUNED = {
+    "prefixes": (
+        lambda _: PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3),
+        "",
+        "its code fails on rows that are made up, while what it calls is recorded, with: The size of tensor",
+    ),
+    "prompts": (
+        lambda _: PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3),
+        "embeddings.word_embeddings",
+        "'prompt_encoder.default.embedding.weight' before them is trained",
+    ),
+    "IA3": (lambda at: IA3Config(task_type="SEQ_CLS", target_modules=at, feedforward_modules=[]), "layer.0", None),
+    "LoHa": (lambda at: LoHaConfig(target_modules=at, r=2), "layer.0", "by the values"),
+    "LoKr": (lambda at: LoKrConfig(target_modules=at, r=2), "layer.0", "by the values"),
+    "AdaLoRA": (lambda at: AdaLoraConfig(target_modules=at, init_r=4, target_r=2, total_step=9), "layer.0", None),
+    "VeRA": (lambda at: VeraConfig(target_modules=at, r=4), "layer.0", None),
+    "DoRA": (lambda at: LoraConfig(target_modules=at, r=2, use_dora=True), "layer.0", None),
+    "OFT": (lambda at: OFTConfig(target_modules=at, r=0, oft_block_size=4), "layer.0", None),
+}
+
+
+@pytest.mark.parametrize("kind", TUNED)
+def test_adapters_of_each_kind_on_texts_are_trained_as_in_the_plain_loop(kind):
+    config, line, why = TUNED[kind]
+
+    def tuned():
+        base = small_bert()
+        torch.manual_seed(1)
+        model = get_peft_model(base, config(r".*layer\.1\..*(query|value)$")).train()
+        for module in model.modules():
+            if not any(parameter.requires_grad for parameter in module.parameters()):
+                module.eval()
+        return model
+
+    model, plain = tuned(), tuned()
+    network = cut_network(model, (TensorSpec((9,), "int64"),))
+    assert line in network.frost_line.name
+    assert (network.fallback is None) if why is None else (why in network.fallback)
+    found, words = [], torch.randint(1, 60, (6, 9), generator=torch.Generator().manual_seed(3))
+    given = [words] if network.prefix is None else crossed(shipped_engine(network), [words], network.frost_line)
+    for head, rows, whole in ((network.head, given, model), (plain, [words], plain)):
+        torch.manual_seed(2)
+        optimizer, losses = torch.optim.AdamW(whole.parameters(), 0.05), []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(head(*rows).logits, words[:, 0] % 2)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        found.append(losses)
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert found[1][0] != found[1][2], "something is trained"

@@ -62,13 +62,13 @@ class Reads(Protocol):
     """A head that knows what the network's code reads of its modules before the frost line."""
 
     @property
-    def python_reads(self) -> tuple[tuple[str, str, Any], ...]:
+    def python_reads_(self) -> tuple[tuple[str, str, Any], ...]:
         """Path of a module, name and value of each attribute."""
 
-    def changed_read(self) -> str | None:
+    def changed_read_(self) -> str | None:
         """One of these that changes what lies before the frost line by its value now, in words."""
 
-    def makes_the_same(self, *, is_moved: bool = False) -> bool:
+    def makes_the_same_(self, *, is_moved: bool = False) -> bool:
         """Whether the network makes the same features at the frost line, but for other kernels where it was moved."""
 
 
@@ -245,7 +245,7 @@ class FrozenWatch:
     ) -> None:
         self._model = model
         self._head = head
-        reads = head.python_reads if isinstance(head, Reads) else ()
+        reads = head.python_reads_ if isinstance(head, Reads) else ()
         self._reads = [(vars(model.get_submodule(path)), name, value) for path, name, value in reads]
         self._minds_modes = minds_modes
         self._is_retired = False
@@ -270,9 +270,9 @@ class FrozenWatch:
         self._tried_at = dict.fromkeys(_SHARES, -math.inf)
         self._next = "begin"
         self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
-        self._given = head.known_by if isinstance(head, SkippingHead) else None
+        self._given = head.known_by_ if isinstance(head, SkippingHead) else None
         if isinstance(head, Head):
-            head.look_before_runs(self._glance)
+            head.look_before_runs_(self._glance)
 
     def retire(self) -> None:
         """Have the steps of passes that are under way end, since the frozen part is made anew."""
@@ -315,7 +315,7 @@ class FrozenWatch:
     def note(self, features: Sequence[torch.Tensor]) -> None:
         """Note that features, which a loop is about to be handed, are those of this frozen part."""
         if self._given is not None and isinstance(self._head, SkippingHead):
-            self._head.awaits_pass = False
+            self._head.awaits_pass_ = False
             for tensor in features:
                 GIVEN_BY[tensor] = self._given
 
@@ -380,7 +380,7 @@ class FrozenWatch:
             return
         is_moved = [_laid(tensor) for seen in self._seen if (tensor := seen.here) is not None] != self._laid
         computed_s = time.thread_time()
-        is_same = self._head.makes_the_same(is_moved=is_moved)
+        is_same = self._head.makes_the_same_(is_moved=is_moved)
         self._tried_at[when] = started
         self._took_s = min(self._took_s, time.thread_time() - computed_s)  # a pause once is no reason to look rarely
         if not is_same:
@@ -411,7 +411,7 @@ class FrozenWatch:
         if all(found is value or is_same_plain(found, value) for found, value in now):
             return
         assert isinstance(self._head, Reads), "it has told what it reads"
-        if (changed := self._head.changed_read()) is not None:
+        if (changed := self._head.changed_read_()) is not None:
             raise NetworkChanged(f"{changed}: {_REMEDY}")
 
     def _look_at_all(self) -> None:
@@ -528,11 +528,11 @@ def take_over(head: nn.Module, other: nn.Module) -> None:
         other: head of the same network with another frost line; not to be used afterwards.
     """
     if isinstance(head, Head) and isinstance(other, Head):
-        head.give_modes_back(other)
+        head.give_modes_back_(other)
     if isinstance(head, SkippingHead) and isinstance(other, SkippingHead):
-        (_, before), (_, now) = head.known_by, other.known_by
+        (_, before), (_, now) = head.known_by_, other.known_by_
         is_alike = [tensor.shape for tensor in before] == [tensor.shape for tensor in now]
-        other.awaits_pass = is_alike and (head.awaits_pass or not are_close(before, now))
+        other.awaits_pass_ = is_alike and (head.awaits_pass_ or not are_close(before, now))
     own: MutableMapping[str, Any] = vars(head)
     kept = {name: own[name] for name in _KEPT}
     head.__class__ = type(other)

@@ -224,7 +224,7 @@ _MENDS = {
     "Inf or NaN": "convert the network to float32 or bfloat16",
     "by the values of a tensor": "let its code choose by torch.where, or freeze the layer that decides whole",
     "by the size of the batch": "let its code say sizes as -1 or x.shape[0]",
-    "that are not torch's": "let its code draw them by torch, in the head",
+    "that are not torch's": "let its code draw them by torch, in the head, and start no threads",
     "by what their code keeps in Python": "let its code give the same for the same input, or train that layer too",
     "computes gradients itself": "freeze up to a layer before that",
     "makes layers as it runs": "run it once on a batch before the job is made, so that it has them",
@@ -293,7 +293,7 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
         found = _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
     if frozen_in_eval:  # those too that run at the trainer, as behind a trained layer
-        found.head.keep_in_eval(module for path, module in model.named_modules() if not flags[path])
+        found.head.keep_in_eval_(module for path, module in model.named_modules() if not flags[path])
     return found
 
 
@@ -375,8 +375,8 @@ def _cut_traced(
     if why and not _holds_all_frozen(model, specs, traced.graph):
         ends = f"the frozen part ends at {part.frost_line.name!r}, before that"
         reason = "; ".join([why, ends, *(mixed.why for mixed in part.mixing[-1:]), _mend(why)])
-    if _has_layers_behind(part, head.taken_tensors):
-        again = len(part.frost_line.tensors) - len(head.taken_tensors)
+    if _has_layers_behind(part, head.taken_tensors_):
+        again = len(part.frost_line.tensors) - len(head.taken_tensors_)
         reason = "; ".join(filter(None, [reason, _MADE_AGAIN.format(again)]))
     return CutNetwork(cuts=part.cuts, prefix=part.prefix, head=head, fallback=reason or None, part=part, rest=rest)
 

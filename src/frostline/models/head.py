@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from frostline.core import Graph, TensorSpec
+from frostline.core.config import describe_value
 from frostline.core.errors import ModelError
 from frostline.engines.machine import compute_slot
 from frostline.models.absent import Unsteady
@@ -67,6 +68,9 @@ _TAKES_ACTIVATIONS = (
     "the head was called with {}, and takes batch.features alone: what else the network's forward takes, such as "
     "labels, has a default there, with which the network was cut; compute what needs it from what the head returns"
 )
+_TAKES_TENSORS = (
+    "the head was called with {}, and takes tensors: write job.head(batch.features), or torch.from_numpy(...) of arrays"
+)
 _CAST = (
     "{} to {} is on around job.head and reaches what the head computes alone: frozen layers are computed apart, "
     "in the precision of the job's accuracy=, so that losses differ by rounding from those of a loop that casts all"
@@ -93,13 +97,13 @@ class Head(StandIn, ABC):
         modules: modules of the network, by path, whose mode (train or eval) may matter to the head.
 
     Attributes:
-        expects_autocast: autocast around it is meant for the head alone, so that nobody has to be told.
-        awaits_pass: features from before ``refreeze`` look like its own, and no pass has given any since.
+        expects_autocast_: autocast around it is meant for the head alone, so that nobody has to be told.
+        awaits_pass_: features from before ``refreeze`` look like its own, and no pass has given any since.
     """
 
     def __init__(self, model: nn.Module, paths: Iterable[str], modules: Mapping[str, nn.Module]) -> None:
         super().__init__(model)
-        self.expects_autocast = self.awaits_pass = self._knows_it_is_not_compiled_ = False
+        self.expects_autocast_ = self.awaits_pass_ = self._knows_it_is_not_compiled_ = False
         self._modules_run_ = dict(modules)
         self._frozen_ = tuple(inner for _, module in frozen_modules(model) for inner in module.modules())
         self._in_eval_: tuple[nn.Module, ...] = ()
@@ -120,7 +124,7 @@ class Head(StandIn, ABC):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_look_": None}  # which is at this network
 
-    def look_before_runs(self, look: Callable[[], object]) -> None:
+    def look_before_runs_(self, look: Callable[[], object]) -> None:
         """Have a function look, each time before the head runs, whether the network is what its features are of."""
         self._look_ = look
 
@@ -134,7 +138,7 @@ class Head(StandIn, ABC):
         vars(copied).update(copy.deepcopy(self.__getstate__(), memo))
         return copied
 
-    def keep_in_eval(self, modules: Iterable[nn.Module]) -> None:
+    def keep_in_eval_(self, modules: Iterable[nn.Module]) -> None:
         """From the next run on put modules of the network into eval mode, whoever puts them into train mode again."""
         self._in_eval_ = tuple(modules)
 
@@ -156,38 +160,40 @@ class Head(StandIn, ABC):
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
         if len(features) == 1 and hasattr(features[0], "features"):
             raise ModelError("the head was called with a batch: write job.head(batch.features)")
-        given = [tensor for item in features for tensor in ((item,) if isinstance(item, torch.Tensor) else item)]
-        return self._run_uncompiled(given) if torch.compiler.is_compiling() else self._run_as_it_is(given)
+        given = [tensor for item in features for tensor in (item if isinstance(item, list | tuple) else (item,))]
+        if strange := [describe_value(value) for value in given if not isinstance(value, torch.Tensor)]:
+            raise ModelError(_TAKES_TENSORS.format(strange[0]))
+        return self._run_uncompiled_(given) if torch.compiler.is_compiling() else self._run_as_it_is_(given)
 
-    def _run_uncompiled(self, tensors: list[torch.Tensor]) -> Any:
-        """What ``_run`` gives, of which torch.compile cannot follow the tensors that are not there."""
+    def _run_uncompiled_(self, tensors: list[torch.Tensor]) -> Any:
+        """What ``_run_`` gives, of which torch.compile cannot follow the tensors that are not there."""
         torch._dynamo.graph_break(msg=_NOT_COMPILED)  # noqa: SLF001 -- an error of fullgraph=True says it
-        return torch.compiler.disable(self._run_and_warn)(tensors)  # type: ignore[no-untyped-call]
+        return torch.compiler.disable(self._run_and_warn_)(tensors)  # type: ignore[no-untyped-call]
 
-    def _run_and_warn(self, tensors: list[torch.Tensor]) -> Any:
+    def _run_and_warn_(self, tensors: list[torch.Tensor]) -> Any:
         if not self._knows_it_is_not_compiled_:
             self._knows_it_is_not_compiled_ = True
             warnings.warn(_NOT_COMPILED, stacklevel=2)
-        return self._run_as_it_is(tensors)
+        return self._run_as_it_is_(tensors)
 
-    def _run_as_it_is(self, tensors: list[torch.Tensor]) -> Any:
-        """What ``_run`` gives with the modules and the tensors that are the head's now."""
-        self._put_into_eval()
+    def _run_as_it_is_(self, tensors: list[torch.Tensor]) -> Any:
+        """What ``_run_`` gives with the modules and the tensors that are the head's now."""
+        self._put_into_eval_()
         with (
             run_lock(self._model_[0]),
-            with_modules(self._model_[0], self.replaced_modules()),
+            with_modules(self._model_[0], self.replaced_modules_()),
             with_parameters(self._model_[0], self),
             _with_buffers(self._lone_buffers_),
         ):
             if self._look_ is not None:
                 self._look_()
-            returned = self._run(tensors)
+            returned = self._run_(tensors)
         for known in self._known_:
             if names := known.new_names():
-                self._adopt(known, names)
+                self._adopt_(known, names)
         return returned
 
-    def _adopt(self, known: "_Known", names: Iterable[str]) -> None:
+    def _adopt_(self, known: "_Known", names: Iterable[str]) -> None:
         """Have what the network's code has made as it ran, so that it is trained, kept and moved with the rest."""
         for name in names:
             value, path = known.table[name], f"{known.path}.{name}".lstrip(".")
@@ -208,7 +214,7 @@ class Head(StandIn, ABC):
         Raises:
             ModelError: The head was sharded in a way in which it cannot run.
         """
-        self._refuse_shards()
+        self._refuse_shards_()
         model, run = self._model_[0], {id(module) for module in (*self._modules_run_.values(), *self.modules())}
         kept = [(module, module.training) for module in model.modules() if id(module) not in run]
         kept += [(module, module.training) for module in self._frozen_]
@@ -216,16 +222,16 @@ class Head(StandIn, ABC):
         model.train(mode)
         for module, own in kept:
             module.training = own
-        self._put_into_eval()
+        self._put_into_eval_()
         return self
 
-    def _put_into_eval(self) -> None:
+    def _put_into_eval_(self) -> None:
         for module in self._in_eval_:
             if module.training:
                 module.training = False
                 self._put_[id(module)] = module
 
-    def give_modes_back(self, other: "Head") -> None:
+    def give_modes_back_(self, other: "Head") -> None:
         """Have what this head put into eval mode, and another one does not, behave as this head does."""
         theirs = vars(other)
         kept = {id(module) for module in theirs["_in_eval_"]}
@@ -235,7 +241,7 @@ class Head(StandIn, ABC):
             else:
                 module.training = self.training
 
-    def replaced_modules(self) -> dict[str, nn.Module]:
+    def replaced_modules_(self) -> dict[str, nn.Module]:
         """Modules that somebody has put into the head in place of its own, by path; outermost ones alone.
 
         Raises:
@@ -256,7 +262,7 @@ class Head(StandIn, ABC):
                 raise ModelError(_OTHER_NOW.format(f"parameter {path!r}"))
         return found
 
-    def _refuse_shards(self) -> None:
+    def _refuse_shards_(self) -> None:
         if any(map(is_split, self.children())):
             raise ModelError(
                 "the head runs within the network's own code, so that its layers cannot be sharded one by one: shard "
@@ -264,7 +270,7 @@ class Head(StandIn, ABC):
             )
 
     @abstractmethod
-    def _run(self, tensors: list[torch.Tensor]) -> Any:
+    def _run_(self, tensors: list[torch.Tensor]) -> Any:
         """What the network returns for the activations at the frost line."""
 
 
@@ -361,16 +367,16 @@ class WholeHead(Head):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, tensor_paths(model), dict(model.named_modules(remove_duplicate=False)))
-        self.finish_making()
+        self.finish_making_()
 
-    def _refuse_shards(self) -> None:
+    def _refuse_shards_(self) -> None:
         if is_split(self):
             raise ModelError(
                 "the whole network runs at the trainer, since it was not cut, and such a head cannot be sharded: wrap "
                 "job.head in DistributedDataParallel, or mend what the job says about the cut"
             )
 
-    def _run(self, tensors: list[torch.Tensor]) -> Any:
+    def _run_(self, tensors: list[torch.Tensor]) -> Any:
         with compute_slot():
             return self._model_[0](*cast_inputs(self._model_[0], tensors))
 
@@ -425,22 +431,22 @@ class SkippingHead(Head):
         self._harmless_: dict[tuple[str, str | int], tuple[Any, ...]] = {}
         self._attributes_: list[tuple[Mapping[str, Any], bool]] | None = None
         self._outside_: list[tuple[str, Callable[[], Any], Any]] | None = outside_values(model)
-        self.finish_making()
+        self.finish_making_()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_attributes_": None, "_outside_": None}  # which are this network's own
 
     @property
-    def python_reads(self) -> tuple[tuple[str, str, Any], ...]:
+    def python_reads_(self) -> tuple[tuple[str, str, Any], ...]:
         """What of its modules' attributes is read before the frost line; see ``SkipPlan``."""
         return self._plan_.reads
 
     @property
-    def taken_tensors(self) -> frozenset[int]:
+    def taken_tensors_(self) -> frozenset[int]:
         """Numbers of the tensors at the frost line that its code takes; it makes the others again, of these."""
         return self._plan_.taken
 
-    def changed_read(self, *, theirs_alone: bool = False) -> str | None:
+    def changed_read_(self, *, theirs_alone: bool = False) -> str | None:
         """What changes the layers before the frost line by its value now, in words; None where nothing does.
 
         A value that differs from that of the cut is tried once: the network runs on two rows. So one that only the head
@@ -454,19 +460,19 @@ class SkippingHead(Head):
             self._attributes_ = [(vars(item), type(item).__module__.startswith("torch.nn.")) for item in modules]
         for (path, name, value), (attributes, is_of_torch) in zip(self._plan_.reads, self._attributes_, strict=True):
             now = attributes.get(name)
-            if not (theirs_alone and is_of_torch) and now is not value and self._minds((path, name), now, value):
+            if not (theirs_alone and is_of_torch) and now is not value and self._minds_((path, name), now, value):
                 whose = f"module {path!r}" if path else "the network"
                 return f"attribute {name!r} of {whose}, which its frozen layers read, {_CHANGED}"
         if self._outside_ is None:
             self._outside_ = outside_values(self._model_[0])
         for place, (name, get, value) in enumerate(self._outside_):
-            if (now := get()) is not value and self._minds(("", place), now, value):
+            if (now := get()) is not value and self._minds_(("", place), now, value):
                 others = dict.fromkeys(repr(name) for name, get, value in self._outside_ if is_other(get(), value))
                 names = " or ".join([*others][:_MANY_VALUES]) or repr(name)
                 return f"variable {names}, which code of the frozen layers reads, {_CHANGED}"
         return None
 
-    def _minds(self, key: tuple[str, str | int], now: Any, value: Any) -> bool:
+    def _minds_(self, key: tuple[str, str | int], now: Any, value: Any) -> bool:
         """Whether the frozen part minds that a value is another one now; what it did not mind a few times it never."""
         if is_same_plain(now, value):
             return False
@@ -475,12 +481,12 @@ class SkippingHead(Head):
         is_same = plain_copy(value) is not NOT_PLAIN and now == value
         if is_same or now in harmless or len(harmless) >= _MANY_VALUES:
             return False
-        if not self.makes_the_same():
+        if not self.makes_the_same_():
             return True
         self._harmless_[key] = (*harmless, now)
         return False
 
-    def makes_the_same(self, *, is_moved: bool = False, is_cast: bool = False) -> bool:
+    def makes_the_same_(self, *, is_moved: bool = False, is_cast: bool = False) -> bool:
         """Whether the network still makes what the frozen part makes, in the modes in which it is trained.
 
         Args:
@@ -497,37 +503,37 @@ class SkippingHead(Head):
         except UNFIT:
             return False
 
-    def _tell_cast(self, given: torch.Tensor) -> None:
+    def _tell_cast_(self, given: torch.Tensor) -> None:
         """Warn once where the caller's casts would change what is frozen in a loop without a job."""
         kind = given.device.type
         is_automatic = torch.is_autocast_enabled(kind)
         if not is_automatic and given.dtype.itemsize >= self._meant_[0].dtype.itemsize:
             return
         dtype = torch.get_autocast_dtype(kind) if is_automatic else given.dtype
-        self.expects_autocast, how = True, "autocast" if is_automatic else "a cast of features"
-        if not (is_automatic and self.makes_the_same(is_cast=True)):
+        self.expects_autocast_, how = True, "autocast" if is_automatic else "a cast of features"
+        if not (is_automatic and self.makes_the_same_(is_cast=True)):
             warnings.warn(_CAST.format(how, str(dtype).removeprefix("torch.")), stacklevel=5)  # who called the head
 
     @property
-    def known_by(self) -> Given:
+    def known_by_(self) -> Given:
         """What its features are known by."""
         return self._inputs_, self._meant_
 
     @property
-    def traced_parts(self) -> "TracedParts | None":
+    def traced_parts_(self) -> "TracedParts | None":
         """What its graphs are made of; None where the network was not traced as a whole."""
         return (self._model_[0], self._part_, self._inputs_, self._flags_) if self._is_traced_ else None
 
-    def _run(self, tensors: list[torch.Tensor]) -> Any:
+    def _run_(self, tensors: list[torch.Tensor]) -> Any:
         if len(tensors) != len(self._part_.frost_line.tensors):
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{len(tensors)} tensors"))
-        if not is_origin_known(tensors, self.known_by) and self.awaits_pass:
-            self.awaits_pass = False
+        if not is_origin_known(tensors, self.known_by_) and self.awaits_pass_:
+            self.awaits_pass_ = False
             warnings.warn(_OF_BEFORE, stacklevel=5)
-        if (changed := self.changed_read(theirs_alone=True)) is not None:
+        if (changed := self.changed_read_(theirs_alone=True)) is not None:
             raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
-        if not self.expects_autocast:
-            self._tell_cast(tensors[0])
+        if not self.expects_autocast_:
+            self._tell_cast_(tensors[0])
         return run_behind(self._model_[0], self._plan_, self._inputs_, tensors)
 
 

@@ -274,7 +274,7 @@ class StandIn(nn.Module):
         super().__init__()
         self._model_ = (model,)  # in a tuple, so that the frozen layers do not become the head's
 
-    def finish_making(self) -> None:
+    def finish_making_(self) -> None:
         """From now on, look at the network for names that are not there."""
         self._is_made_ = True
 
@@ -297,8 +297,8 @@ class StandIn(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         own = vars(self)
         is_own = name in own or hasattr(type(self), name) or any(name in own.get(key, ()) for key in _TABLES)
-        is_here = is_own or "_is_made_" not in own or (self._is_new(name) and name.startswith("_"))  # a library's mark
-        if is_here or (self._is_new(name) and isinstance(value, nn.Module | nn.Parameter)):
+        is_here = is_own or "_is_made_" not in own or (self._is_new_(name) and name.startswith("_"))  # a library's mark
+        if is_here or (self._is_new_(name) and isinstance(value, nn.Module | nn.Parameter)):
             super().__setattr__(name, value)
         if not is_here and getattr(own["_model_"][0], name, _NONE) is not value:
             setattr(own["_model_"][0], name, value)
@@ -307,37 +307,37 @@ class StandIn(nn.Module):
     def register_buffer(self, name: str, tensor: torch.Tensor | None, persistent: bool = True) -> None:
         """Add a buffer, to the network too where that has none of the name."""
         super().register_buffer(name, tensor, persistent)
-        if self._is_new(name):
+        if self._is_new_(name):
             self._model_[0].register_buffer(name, tensor, persistent)
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Add a parameter, to the network too where that has none of the name."""
         super().register_parameter(name, param)
-        if self._is_new(name):
+        if self._is_new_(name):
             self._model_[0].register_parameter(name, param)
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Add a module, to the network too where that has none of the name."""
         super().add_module(name, module)
-        if self._is_new(name):
+        if self._is_new_(name):
             self._model_[0].add_module(name, module)
 
     def __getitem__(self, key: Any) -> Any:
         """A layer by its number or name in a container of PyTorch's, as the head has it; several by a slice."""
         inner: Any = self._model_[0]
-        layers = [getattr(self, name) for name in self._layer_names(key)]
+        layers = [getattr(self, name) for name in self._layer_names_(key)]
         if not layers or not isinstance(key, slice):
             return layers[0] if layers else inner[key]
         return nn.Sequential(*layers) if isinstance(inner, nn.Sequential) else nn.ModuleList(layers)
 
     def __setitem__(self, key: Any, module: nn.Module) -> None:
-        for name in self._layer_names(key):
+        for name in self._layer_names_(key):
             setattr(self, name, module)
             return
         inner: Any = self._model_[0]
         inner[key] = module
 
-    def _layer_names(self, key: Any) -> list[str]:
+    def _layer_names_(self, key: Any) -> list[str]:
         names = [*vars(self._model_[0])["_modules"]]
         if isinstance(self._model_[0], nn.Sequential | nn.ModuleList):
             return names[key] if isinstance(key, slice) else [names[key]]
@@ -351,7 +351,7 @@ class StandIn(nn.Module):
                 raise
             delattr(self._model_[0], name)
 
-    def _is_new(self, name: str) -> bool:
+    def _is_new_(self, name: str) -> bool:
         return "_is_made_" in vars(self) and not hasattr(self._model_[0], name)
 
 
@@ -433,7 +433,7 @@ def _graft(place: StandIn, module: nn.Module, tensors: Collection[str], partial:
         if child is not None and path not in partial:
             place.add_module(name, child)
         elif child is not None and _graft(part := _Part(child), child, tensors, partial, f"{path}."):
-            part.finish_making()
+            part.finish_making_()
             place.add_module(name, part)
     return any(vars(place)[table] for table in _TABLES)
 

@@ -227,9 +227,9 @@ def _traced_graphs(head: SkippingHead) -> "tuple[_HeadGraph, _HeadGraph] | None"
             than one tensor.
         NotTraceable: The head cannot be traced in one of the modes.
     """
-    if head.traced_parts is None:
+    if head.traced_parts_ is None:
         return None
-    model, part, inputs, flags = head.traced_parts
+    model, part, inputs, flags = head.traced_parts_
     rest = _TracedRest(model, part, inputs)
     kept = [(module, module.training) for module in model.modules()]
     graphs = []

@@ -34,7 +34,7 @@ __all__ = ("BY_SIZE", "BY_VALUES", "DRAWS", "Recording", "record", "size_of")
 
 BY_VALUES = "its code decides by the values of a tensor"
 BY_SIZE = "its code decides by the size of the batch"
-DRAWS = "it draws random numbers that are not torch's, or counts its runs"
+DRAWS = "it draws random numbers that are not torch's, counts its runs, or computes in threads of its own"
 _DERIVES = "its code computes gradients itself"
 _MADE = "its code makes layers as it runs"
 _BEHIND = "its code has a weight or a value once more by another name, as `data` gives it"

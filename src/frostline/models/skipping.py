@@ -488,7 +488,8 @@ def _placing(
         if laid is None:
             raise ModelError(
                 f"the network computes {name} of shape {list(value.shape)} where it computed {placement.name} at the "
-                "frost line when it was cut: its code before the frost line has changed; make the job again"
+                f"frost line when it was cut, and it was given {list(features[placement.tensor].shape)}: give "
+                "batch.features whole; where these are, its code before the frost line has changed: make the job again"
             )
         return laid
 

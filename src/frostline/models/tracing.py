@@ -183,6 +183,8 @@ def trace(
         is_by_draws = str(error) == BY_SIZE and len(recordings) == len(ROWS) and behind != before
         said = DRAWS if is_by_draws else str(error)
         reason = said.strip().partition("\n")[0].partition(". ")[0].rstrip(".") or type(error).__name__
+        if not isinstance(error, ModelError):  # as where code does otherwise while it is traced
+            reason = f"its code fails on rows that are made up, while what it calls is recorded, with: {reason}"
         raise NotTraceable(f"{_CANNOT} {type(model).__name__}: {reason}") from error
     graph = Graph(inputs=first.inputs, leaves=tuple(first.leaves.items()), nodes=nodes, outputs=outputs)
     for node in nodes:

@@ -356,8 +356,8 @@ class Loop:
 
     def _told(self, head: Trainable) -> Trainable:
         """A head that does not warn of autocast, which ``bf16`` says is for what is trained alone."""
-        if self._recipe.bf16 and hasattr(head, "expects_autocast"):
-            head.expects_autocast = True
+        if self._recipe.bf16 and hasattr(head, "expects_autocast_"):
+            head.expects_autocast_ = True
         return head
 
     def _take_head(self, epoch: int) -> None:
