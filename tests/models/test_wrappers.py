@@ -349,7 +349,7 @@ def test_warns_several_processes_that_the_head_averages_no_gradients():
 
 
 # Line at which the frozen part ends, and what is said of it: what prompts change comes before all frozen blocks.
-TUNED = {
+ADAPTERS = {
     "prefixes": (
         lambda _: PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=3),
         "",
@@ -370,9 +370,9 @@ TUNED = {
 }
 
 
-@pytest.mark.parametrize("kind", TUNED)
+@pytest.mark.parametrize("kind", ADAPTERS)
 def test_adapters_of_each_kind_on_texts_are_trained_as_in_the_plain_loop(kind):
-    config, line, why = TUNED[kind]
+    config, line, why = ADAPTERS[kind]
 
     def tuned():
         base = small_bert()
