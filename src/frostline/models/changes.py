@@ -53,7 +53,7 @@ _READ_SHARE, _READ_S = 0.03, 0.002
 _IDLE = ("momentum", "track_running_stats", "training")
 # Shares of the time that runs on two rows may take, by when they are made, and what is quick enough for any time.
 _SHARES = {"begin": 0.03, "end": 0.03, "step": 0.01}
-_QUICK_S = 0.01
+_QUICK_S = 0.02  # a small network on a slow processor
 _PLAIN = (bool, int, float, str, type(None), tuple)
 
 
