@@ -401,3 +401,26 @@ def test_adapters_of_each_kind_on_texts_are_trained_as_in_the_plain_loop(kind):
         found.append(losses)
     assert found[0] == pytest.approx(found[1], rel=1e-6)
     assert found[1][0] != found[1][2], "something is trained"
+
+
+@pytest.mark.parametrize("keeps", [True, False], ids=["with a cache", "without"])
+def test_a_decoder_that_keeps_a_cache_is_told_to_keep_none_and_is_cut_then(keeps):
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    def tuned():
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2, "pad_token_id": 0}
+        base = GPT2ForSequenceClassification(GPT2Config(**sizes, use_cache=keeps)).eval()
+        target = {"target_modules": r".*h\.1\..*c_attn", "fan_in_fan_out": True}
+        return get_peft_model(base, LoraConfig(task_type="SEQ_CLS", r=2, **target))
+
+    network = cut_network(tuned(), (TensorSpec((9,), "int64"),))
+    if keeps:
+        assert "set model.config.use_cache = False" in network.fallback
+        return
+    assert network.fallback is None
+    assert "transformer.h.0" in network.frost_line.name
+    words = torch.randint(1, 64, (3, 9))
+    with torch.no_grad():
+        features = crossed(shipped_engine(network), [words], network.frost_line)
+        assert torch.equal(network.head(*features).logits, tuned()(words).logits)

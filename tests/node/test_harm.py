@@ -738,6 +738,8 @@ def test_limits_the_cost_of_a_run_of_one_operation_and_the_number_of_values(insp
     with pytest.raises(UnsafeArtifact, match="12 values"):
         inspected(inspector, artifact(after(*parts)), max_values=12)
     assert inspected(inspector, artifact(after(*parts)), max_values=16).memory
+    with pytest.raises(UnsafeArtifact, match="differences are of order 1"):
+        inspected(inspector, artifact(after(node("d", "aten.diff.default", X, 1 << 40))))
 
 
 @pytest.mark.parametrize(

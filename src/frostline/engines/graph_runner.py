@@ -61,12 +61,12 @@ __all__ = (
 _ATEN = """
 __and__.Tensor _to_copy.default abs.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default add.Scalar
 add.Tensor add_.Tensor addcmul.default addmm.default alias.default arange.default arange.start arange.start_step
-argmax.default avg_pool2d.default batch_norm.default bitwise_and.Tensor bitwise_not.default bmm.default
-bucketize.Tensor cat.default chunk.default clamp.default clamp_min.default clone.default contiguous.default
-conv1d.default conv2d.default conv2d.padding copy_.default cos.default cumsum.default detach.default detach_.default
-div.Tensor div_.Tensor dropout.default dropout_.default einsum.default elu.default embedding.default eq.Scalar
-eq.Tensor exp.default expand.default expand_as.default fill_.Scalar fill_.Tensor flatten.using_ints flip.default
-full.default full_like.default gather.default ge.Scalar ge.Tensor gelu.default group_norm.default gt.Scalar gt.Tensor
+argmax.default avg_pool2d.default batch_norm.default bitwise_and.Tensor bitwise_not.default bmm.default bucketize.Tensor
+cat.default chunk.default clamp.default clamp_min.default clone.default contiguous.default conv1d.default conv2d.default
+conv2d.padding copy_.default cos.default cumsum.default detach.default detach_.default diff.default div.Tensor
+div_.Tensor dropout.default dropout_.default einsum.default elu.default embedding.default eq.Scalar eq.Tensor
+exp.default expand.default expand_as.default fill_.Scalar fill_.Tensor flatten.using_ints flip.default full.default
+full_like.default gather.default ge.Scalar ge.Tensor gelu.default group_norm.default gt.Scalar gt.Tensor
 hardsigmoid.default hardsigmoid_.default hardswish.default hardswish_.default hardtanh.default hardtanh_.default
 index.Tensor instance_norm.default layer_norm.default le.Scalar le.Tensor leaky_relu.default leaky_relu_.default
 lift_fresh_copy.default linalg_vector_norm.default linear.default log.default log_softmax.int logical_and.default
@@ -151,14 +151,21 @@ def _split_with_sizes(source: torch.Tensor, split_sizes: Sequence[int], dim: int
     return torch.ops.aten.split_with_sizes.default(source, split_sizes, dim)
 
 
+def _diff(source: torch.Tensor, order: int = 1, *args: Any, **kwargs: Any) -> Any:
+    if order != 1:  # one run of the operator for each, without end
+        raise ValueError(f"differences are of order 1 here, not {order}")
+    return torch.ops.aten.diff.default(source, order, *args, **kwargs)
+
+
 def _check_outputs(count: int) -> None:
     # A view takes a kilobyte, whatever it shows: all elements of one large tensor end the process.
     if count > _MAX_OUTPUTS:
         raise ValueError(f"an operation gives at most {_MAX_OUTPUTS} tensors, not {count}")
 
 
-_DIVIDING: dict[str, Callable[..., Any]] = {
+_BOUNDED: dict[str, Callable[..., Any]] = {
     "aten.chunk.default": _chunk,
+    "aten.diff.default": _diff,
     "aten.split.Tensor": _split,
     "aten.split_with_sizes.default": _split_with_sizes,
     "aten.unbind.int": _unbind,
@@ -207,7 +214,7 @@ def resolve(name: str) -> Callable[..., Any]:
     Raises:
         UnsafeArtifact: The name means nothing to this version of torch.
     """
-    own = _PYTHON.get(name) or _CHECKED.get(name) or _DIVIDING.get(name)
+    own = _PYTHON.get(name) or _CHECKED.get(name) or _BOUNDED.get(name)
     return _of_torch(name) if own is None else own
 
 
@@ -248,7 +255,7 @@ def resolve_symbolic(name: str) -> Callable[..., Any]:
     """
     call = resolve_allowed(name)
     # The bounds on sizes are those of numbers; a dry run has had the numbers.
-    if name in _DIVIDING:
+    if name in _BOUNDED:
         return _of_torch(name)
     return getattr(operator, name.partition(".")[2]) if name in _PYTHON else call
 

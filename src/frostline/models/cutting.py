@@ -231,6 +231,7 @@ _MENDS = {
     "as it runs": "let its code count elsewhere, or train that layer too",
     "two tensors at its frost line": "freeze up to a layer that gives the one tensor of which both are made",
     "use_reentrant": "pass use_reentrant=False, as PyTorch advises",
+    "Cache, which": "set model.config.use_cache = False",
     "in output": "let it return tensors alone, as with model.config.use_cache = False",
 }
 _ANOTHER = "freeze up to a layer whose output is a tensor with a row for each sample"
