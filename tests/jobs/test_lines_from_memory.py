@@ -98,6 +98,7 @@ def test_a_batch_is_asked_by_the_names_that_other_libraries_have(photos, quick, 
         assert batch[name] is getattr(batch, name) is batch.features
     assert batch["labels"] is batch["label"] is batch[1] is batch.labels
     assert batch[0] is batch.features
+    assert dict(batch) == {name: batch[name] for name in ("features", "labels", "ids")}
     assert len(batch) == 4
     with pytest.raises(KeyError, match="did you mean features"):
         batch["fetures"]
@@ -499,7 +500,7 @@ LINES = {
         "iter_torch_batches": r"write loader\(data, batch_size=32",
     },
     "batch": {
-        "keys": "write x, y = batch",
+        "values": "write x, y = batch",
         "shape": r"write len\(batch\), or batch.features.shape",
         "half": r"write batch.features.half\(\)",
         "numpy": r"job.arrays\(32\)",
@@ -765,6 +766,12 @@ def test_what_is_given_in_another_form_is_refused_with_the_form_to_write(photos,
         fl.freeze(nn.Sequential(OrderedDict(features=nn.Conv2d(3, 2, 1), head=nn.Conv2d(2, 2, 1))), until="featurs")
     with pytest.raises(SettingError, match="near takes a node's address, such as http://store-1:7070, or"):
         fl.offload(model, photos, near=True)
+    for nobody in ("", []):
+        with pytest.raises(SettingError, match="leave it out, and a node begins here"):
+            fl.offload(model, photos, near=nobody)
+    for size in (-1, 0):
+        with pytest.raises(SettingError, match=f"batch_size must be at least 1, not {size}"):
+            job.loader(size)
     for network in (fl.preprocess.imagenet, fl.preprocess.efficientnet_lite):
         with pytest.raises(SettingError, match="size takes a whole number, not '224'"):
             network("224")
@@ -773,6 +780,8 @@ def test_what_is_given_in_another_form_is_refused_with_the_form_to_write(photos,
     with pytest.raises(SettingError, match=r"a batch of \d+ samples does not fit into memory .*: give a smaller"):
         next(iter(job.loader(1 << 40)))
     batch = next(iter(job.loader(4)))
+    with pytest.raises(ModelError, match=r"called with a batch: write job\.head\(batch\.features\)"):
+        job.head(**batch)
     with pytest.raises(AttributeError, match=r'a batch has no \'cuda\': write batch = batch.to\("cuda"\)'):
         batch.cuda()
     with pytest.raises(ModelError, match=r"\[2, 3, 9, 9\] do not fit the frost line: give batch.features"):
@@ -840,10 +849,17 @@ def test_a_loader_whose_transform_gives_images_says_how_to_end_it(photos):
 def test_what_is_no_transform_and_what_is_given_twice_is_refused(photos, quick):
     with pytest.raises(SettingError, match=r"transform takes a transform of torchvision or timm.* not int"):
         fl.Dataset(photos, transform=3)
+    for function in (lambda image, label: (image, label), lambda: None):
+        with pytest.raises(SettingError, match=r"an image alone, which <lambda> does not take.* as map="):
+            fl.loader(photos, batch_size=4, transform=function)
     with pytest.raises(SettingError, match="preprocess and transform say the same thing"):
         fl.loader(photos, batch_size=4, preprocess=quick, transform=SCALED)
     with pytest.raises(SettingError, match="give a transform as transform="):
         fl.loader(photos, batch_size=4, preprocess=SCALED)
+
+
+def test_a_module_of_the_face_shows_its_public_names_alone():
+    assert dir(fl.preprocess) == sorted(fl.preprocess.__all__)
 
 
 def test_random_steps_are_a_loaders(photos):

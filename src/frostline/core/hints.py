@@ -427,7 +427,7 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         "take": "write itertools.islice(loader, 10)",
     },
     "batch": {
-        **dict.fromkeys(("items", "keys", "values"), "write x, y = batch, or batch.features and batch.labels"),
+        **dict.fromkeys(("items", "values"), "write x, y = batch, or batch.features and batch.labels"),
         **dict.fromkeys(("double", "float", "half"), "write batch.features.{name}()"),
         "cpu": 'write batch.to("cpu")',
         **dict.fromkeys(("shape", "size"), "write len(batch), or batch.features.shape"),

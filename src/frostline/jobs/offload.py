@@ -404,8 +404,16 @@ def _plain_cut(nodes: Sequence[str], preprocess: Preprocess) -> int:
 
 
 def _check_near(near: object) -> None:
-    if not isinstance(near, str | Sequence | NoneType) or not all(isinstance(url, str) for url in near or ()):
-        raise SettingError(f"near takes a node's address, such as http://store-1:7070, or a list of them, not {near!r}")
+    is_empty = near is not None and not near
+    if (
+        is_empty
+        or not isinstance(near, str | Sequence | NoneType)
+        or not all(isinstance(url, str) for url in near or ())
+    ):
+        without = "; leave it out, and a node begins here" if is_empty else ""
+        raise SettingError(
+            f"near takes a node's address, such as http://store-1:7070, or a list of them, not {near!r}{without}"
+        )
 
 
 def _check_policy(policy: str, cut: int | None, codec: str | None, epochs: int) -> None:

@@ -229,6 +229,10 @@ class Unpackable:
         yield self.features
         yield self.labels if self.targets is None else self.targets
 
+    def keys(self) -> list[str]:
+        """Names of what the batch holds, as ``dict(batch)`` asks for them."""
+        return [name for name in ("features", "labels", "targets", "ids") if getattr(self, name) is not None]
+
     def __getitem__(self, name: str | int) -> Any:
         """What the batch holds by that name, or at that place of the two that it unpacks to.
 

@@ -156,10 +156,10 @@ class Head(StandIn, ABC):
         is_traced = not torch.compiler.is_compiling() and torch._C._is_tracing()  # noqa: SLF001 (as torch.jit asks)
         if is_traced or torch.compiler.is_exporting() or type(others) is not dict:
             raise ModelError(NOT_EXPORTED)
+        if "features" in others or (len(features) == 1 and hasattr(features[0], "features")):
+            raise ModelError("the head was called with a batch: write job.head(batch.features)")
         if others:
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{', '.join(others)} by name"))
-        if len(features) == 1 and hasattr(features[0], "features"):
-            raise ModelError("the head was called with a batch: write job.head(batch.features)")
         given = [tensor for item in features for tensor in (item if isinstance(item, list | tuple) else (item,))]
         if strange := [describe_value(value) for value in given if not isinstance(value, torch.Tensor)]:
             raise ModelError(_TAKES_TENSORS.format(strange[0]))

@@ -134,14 +134,15 @@ def draw_of_stretches(size: int, count: int, key: int) -> _Rows:
 _BEYOND = 1 << 62  # bounds that nobody comes near
 
 
-def check_number(name: str, value: int, maximum: int) -> None:
-    """Make sure that a number lies from 0 to ``maximum``.
+def check_number(name: str, value: int, maximum: int, *, minimum: int = 0) -> None:
+    """Make sure that a number lies from ``minimum`` to ``maximum``.
 
     Raises:
         SettingError: the number is out of range.
     """
-    if not 0 <= value <= maximum:
-        within = "be at least 0" if value < 0 and maximum >= _BEYOND else f"lie from 0 to {maximum}"
+    if not minimum <= value <= maximum:
+        is_small = value < minimum and maximum >= _BEYOND
+        within = f"be at least {minimum}" if is_small else f"lie from {minimum} to {maximum}"
         raise SettingError(f"{name} must {within}, not {value}")
 
 

@@ -65,8 +65,8 @@ class OrderState:
             value = getattr(self, name)
             if not isinstance(value, str) or len(value) > _TEXT or not value.isascii():
                 raise SettingError(f"{name} of a state has up to {_TEXT} ASCII characters, not {value!r}")
-        for name in ("seed", "epoch", "samples", "batch_size"):
-            check_number(name, getattr(self, name), _MAX)
+        for name, minimum in (("seed", 0), ("epoch", 0), ("samples", 0), ("batch_size", 1)):
+            check_number(name, getattr(self, name), _MAX, minimum=minimum)
         if not 0 <= self.position <= self.samples:
             raise SettingError(f"position {self.position} lies beyond the {self.samples} samples of the epoch")
         bounds = (self.position, *self.ahead, self.samples)

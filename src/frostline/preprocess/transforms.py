@@ -4,6 +4,7 @@ A node runs steps and nobody's code. What of a transform cannot be said in steps
 sample; it runs at the trainer, behind the steps.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -106,7 +107,22 @@ def declare(transform: Transform) -> Declared:
     processor = getattr(transform, "image_processor", transform)
     if _is_processor(processor):
         return _of_processor(processor)
+    if not _takes_one(transform):
+        raise SettingError(
+            f"transform is called with an image alone, which {name_of(transform)} does not take: write a function of "
+            "one argument; one that changes labels too is given to a loader, as map=function of a Sample"
+        )
     return _of_parts(transform)
+
+
+def _takes_one(transform: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(transform).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # it does not say what it takes
+        return True
+    return True
 
 
 _LINES: Mapping[type, str] = {
