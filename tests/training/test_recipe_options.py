@@ -353,6 +353,12 @@ def test_every_option_of_a_recipe_is_said_where_it_is_not_as_by_default():
         assert recipe_in_words({**default, name: other}) != recipe_in_words(default), name
 
 
+@pytest.mark.parametrize("nodes", [{"near": ""}, {"near": "http://store:7070", "also_near": ("",)}])
+def test_a_node_without_an_address_is_refused(nodes):
+    with pytest.raises(SettingError, match="--near is empty: write --near http://store-1:7070, or leave it out"):
+        JobSettings(data="photos", model="demo:efficientnet_lite0", until="features", **nodes)
+
+
 def test_a_runs_settings_fill_every_field_of_its_recipe_but_who_selects():
     """A field that they leave as it is by default would be trained without, here and beside the store."""
     job = JobSettings(data="photos", model="demo:efficientnet_lite0", until="features", seed=5)

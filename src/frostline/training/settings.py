@@ -155,6 +155,10 @@ class JobSettings:
             raise SettingError(f"seed must be from 0 to 2^63 - 1, not {self.seed}")
         if self.max_length is not None and self.max_length < 1:
             raise SettingError(f"max_length must be at least 1, not {self.max_length}")
+        if "" in (self.near, *self.also_near):
+            raise SettingError(
+                "--near is empty: write --near http://store-1:7070, or leave it out, and a node begins here"
+            )
         if not self.relist and self.on_change == "rebuild":
             raise SettingError("--on-change rebuild lists the data, and --no-relist does not: leave one of them out")
         self._check_loss()
