@@ -43,7 +43,7 @@ from frostline.training.objective import Objective, objective_of
 from frostline.training.recipe import Confusion, Unfreezing
 from frostline.training.report.report import Record, Report, RouteUsage, WorkLocation, versions
 from frostline.training.report.steps import StepRecorder, digests_of
-from frostline.training.run_config import REPORT, RunConfig, make_folder, write_tensors, write_text
+from frostline.training.run_config import REPORT, RunConfig, keep_report, make_folder, write_tensors, write_text
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
@@ -504,6 +504,7 @@ class _Run:
             tensors = self._setup.network.model.state_dict().values()
             self._take_up(*checkpoints.read_latest(sum(tensor.nbytes for tensor in tensors)))
         else:
+            keep_report(folder)
             begin_run(folder, config)
         if self._recorder is not None and self._settings.job.policy != ALL_IN_STORE:
             after = 0 if self._resumed is None else self._resumed.step
