@@ -26,7 +26,12 @@ from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWar
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import split_in_two
 from frostline.datasets.formats.labels import scoring_splits, training_split
-from frostline.datasets.selection import alike_classes, few_of_a_class, numbers_without_samples
+from frostline.datasets.selection import (
+    alike_classes,
+    few_of_a_class,
+    numbers_among_names,
+    numbers_without_samples,
+)
 from frostline.jobs import Job
 from frostline.jobs.connect import first_of
 from frostline.jobs.statistics import JobStatistics
@@ -285,7 +290,11 @@ def _odd_classes(settings: TrainSettings, setup: Setup) -> Sequence[str]:
     if settings.job.targets is not None or setup.whole.target_columns is not None:
         return ()
     classes = setup.whole.classes
-    return numbers_without_samples(classes, setup.whole.selection.per_label), alike_classes(classes)
+    return (
+        numbers_without_samples(classes, setup.whole.selection.per_label),
+        alike_classes(classes),
+        numbers_among_names(classes),
+    )
 
 
 def _check_labels(settings: TrainSettings, *sides: Dataset) -> None:
