@@ -585,6 +585,17 @@ def test_says_before_training_what_is_lost_and_when_memory_is_short(capsys, fold
         main([str(argument) for argument in train])
 
 
+def test_a_report_without_its_runs_settings_is_not_replaced_without_a_word(capsys, folder, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "report.json").write_text("{}")
+    code, _, err = run(capsys, "train", "--data", folder, *SMALL, "--out", out)
+    assert code == 0
+    assert f"{NOTES[1].format(out=out)}, except for its report, which is kept as report.N.json" in err
+    assert (out / "report.1.json").read_text() == "{}"
+    assert "losses" in (out / "report.json").read_text()
+
+
 def test_an_unreachable_node_is_a_one_sentence_error(capsys, folder):
     code, _, err = run(capsys, "train", "--data", folder, *SMALL, "--near", "http://127.0.0.1:9")
     assert code == 1

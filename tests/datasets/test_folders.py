@@ -448,6 +448,19 @@ def test_what_names_no_file_of_a_list_is_refused_in_a_sentence(store):
         Dataset(store.url, file_column="height", format="parquet")
 
 
+def test_of_files_that_are_not_there_the_likely_one_is_named(store):
+    for name in ("a.png", "C.PNG", "d/e.png", "f/e.png"):
+        store.write(f"images/{name}", b"x")
+    store.write("labels.csv", b"file_name,label\na.jpg,x\n")
+    [one] = Dataset(store.url).manifest.left_out
+    assert "its rows name none, as 'a.jpg, but images/a.png is there'" in one.reason
+    with pytest.raises(DataError, match=r"a\.jpg is listed and missing \(images/a\.png is there\)"):
+        _ = Dataset(store.url, format="urls").samples
+    store.write("labels.csv", b"file_name,label\na.png,x\nc.jpg,y\ne.jpg,y\ng.jpg,y\n")
+    [one] = [one for one in Dataset(store.url).manifest.left_out if "name no image here" in one.reason]
+    assert one.names == ("c.jpg, but images/C.PNG is there", "e.jpg", "g.jpg")
+
+
 PAIRS = "hold files of the same 12 names, as views of the same things do, and classes do not: where they are classes"
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import numpy as np
 import pytest
@@ -21,7 +21,9 @@ import torch
 
 import frostline as fl
 from frostline.client import membership
+from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
+from frostline.core.errors import NodeUnreachable, Unavailable
 from frostline.core.events import BatchDelivered, NodeBack, NodeJoined, NodeLeft, NodeLost
 from frostline.node.process import start_node
 from support import plain
@@ -286,9 +288,9 @@ def test_an_only_node_that_hangs_is_named_within_seconds_and_goes_on_where_it_wa
 
     def run():
         with job(folder_of_nodes_come_and_go, hung.url, on_event=told.append) as running:
-            if begins:
-                return epoch(running, 0)
-            return _longest_gap(running, hang=lambda: stop(hung.pid))[0]
+            found = epoch(running, 0) if begins else _longest_gap(running, hang=lambda: stop(hung.pid))[0]
+            until(lambda: happened(NodeBack))  # a job that is over tells nothing more
+            return found
 
     with ThreadPoolExecutor(1) as pool:
         try:
@@ -299,12 +301,49 @@ def test_an_only_node_that_hangs_is_named_within_seconds_and_goes_on_where_it_wa
             took_s = time.monotonic() - started
         finally:
             os.kill(hung.pid, signal.SIGCONT)
-        until(lambda: happened(NodeBack))
         assert same(found.result(), undisturbed)
     assert took_s < 60
     [event] = [event for event in told if isinstance(event, NodeLost)]
     assert event.sentence == f"{hung.url} is waited for: {event.reason}"
     assert "did not answer within 1.5 s" in event.reason
+    assert "; the job ends after about 300 s of silence (twice deadline_s, now 120 s, and retry_for_s" in event.reason
+
+
+def test_an_only_node_that_stays_silent_ends_a_job_within_the_bound_that_is_said(folder_of_nodes_come_and_go, three):
+    hung, stopped_at = three[0], []
+
+    def hang():
+        stop(hung.pid)
+        stopped_at.append(time.monotonic())
+
+    limits, hedged = {"deadline_s": 3.0, "retry_for_s": 2.0}, {"hedge_quantile": 0.5, "samples_per_request": 2}
+    try:
+        with job(folder_of_nodes_come_and_go, hung.url, **limits, **hedged) as running:
+            with pytest.raises(NodeUnreachable):
+                _longest_gap(running, hang=hang, at=1)
+            took_s = time.monotonic() - stopped_at[0]
+    finally:
+        os.kill(hung.pid, signal.SIGCONT)
+    assert took_s < 2 * limits["deadline_s"] + limits["retry_for_s"] + STANDSTILL_S
+
+
+def test_what_an_only_node_may_take_long_for_is_broken_off_where_it_hangs(folder_of_nodes_come_and_go, three):
+    hung, told = three[0], []
+    with closing(HttpTransport(hung.url, LoaderSettings(deadline_s=60))) as transport, ThreadPoolExecutor(1) as pool:
+        roles = ("joined", "left", "refused", "lost", "back")
+        watch = membership.NodeWatch(**{role: lambda *said: told.append(said) for role in roles})
+
+        def probe(url):
+            return HttpTransport(url, LoaderSettings(deadline_s=1.5))
+
+        try:
+            stop(hung.pid)
+            watching = membership.watch_node(hung.url, transport, probe=probe, watch=watch, patience_s=2.0)
+            with watching, pytest.raises(Unavailable):
+                pool.submit(transport.health).result(30)
+        finally:
+            os.kill(hung.pid, signal.SIGCONT)
+    assert told[0][0] == hung.url
 
 
 def test_a_job_begins_though_a_node_of_a_list_hangs_from_the_start(

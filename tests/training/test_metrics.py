@@ -14,7 +14,7 @@ from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score, root_m
 
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import few_of_a_class, split_in_two
-from frostline.datasets.selection import alike_classes, numbers_without_samples
+from frostline.datasets.selection import alike_classes, numbers_among_names, numbers_without_samples
 from frostline.stores.open import open_store
 from frostline.training.metrics import make_metrics, metrics_of
 from frostline.wire.recipes import METRICS_OF
@@ -92,6 +92,23 @@ def test_numbers_that_no_sample_has_are_said_and_names_are_not(classes, counts, 
 def test_classes_that_are_called_alike_are_said(classes, said):
     found = alike_classes(classes)
     assert said in found
+    assert bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        (["0", "zebra"], "1 of 2 classes are called by numbers, as 0, and others by names, as 'zebra': all are taken"),
+        (["007", "cat"], ""),
+        (["007", "10"], ""),
+        (["0", "1"], ""),
+        (["cat", "dog"], ""),
+        ([], ""),
+    ],
+)
+def test_numbers_among_names_of_classes_are_said(classes, said):
+    found = numbers_among_names(classes)
+    assert found.startswith(said)
     assert bool(found) == bool(said)
 
 

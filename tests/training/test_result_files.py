@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from frostline.core.errors import OutOfSpace, SettingError
 from frostline.training.feature_files import Contents, tensor_column, write_features
-from frostline.training.run_config import atomic_file, make_folder, write_bytes, write_tensors, write_text
+from frostline.training.run_config import atomic_file, keep_report, make_folder, write_bytes, write_tensors, write_text
 
 
 @contextmanager
@@ -74,6 +74,17 @@ def test_a_new_text_replaces_the_old_one(tmp_path):
     write_text(path, "old")
     write_text(path, "new – whole")
     assert path.read_text(encoding="utf-8") == "new – whole"
+
+
+def test_each_report_that_another_run_replaces_is_kept_once(tmp_path):
+    keep_report(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    for text in ("first", "first", "second", "second", "first"):
+        write_text(tmp_path / "report.json", text)
+        keep_report(tmp_path)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "report.json": "first", "report.1.json": "first", "report.2.json": "second"
+    }  # fmt: skip
 
 
 def test_a_missing_folder_is_a_sentence():

@@ -27,7 +27,7 @@ from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_scor
 from frostline.planning import ALL_IN_STORE
 from frostline.planning.replanning import NOTHING_YET
 from frostline.training.report.report import Report, RouteUsage, recipe_in_words
-from frostline.training.run_config import RunConfig, require_ended
+from frostline.training.run_config import REPORT, RunConfig, require_ended
 from frostline.training.settings import JobSettings, TrainSettings, is_factory
 from frostline.wire.recipes import LOSSES, METRICS_OF, OPTIMIZERS, SCHEDULES, TASKS
 
@@ -405,9 +405,10 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
     settings = TrainSettings(job=job, out=out, **how)
     if out is None:
         note("the trained network will not be kept: give --out DIR to keep it")
-    elif resume is None and RunConfig.is_in(out):
+    elif resume is None and (RunConfig.is_in(out) or (out / REPORT).exists()):
         require_ended(out)
-        note(f"{out} has an earlier run, which this one replaces")
+        kept = ", except for its report, which is kept as report.N.json" if (out / REPORT).exists() else ""
+        note(f"{out} has an earlier run, which this one replaces{kept}")
     with progress() as on_event, begin(job, on_event, min_classes=2) as begun:
         for warning in setup_warnings(resume) if resume is not None else ():
             on_event(warning)

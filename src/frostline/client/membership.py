@@ -392,20 +392,38 @@ def watch_membership(membership: Membership) -> Iterator[None]:
         threads[1].join(_GRACE_S)
 
 
+class _Silence:
+    """Breaks off what is under way on a link on which nothing has moved for ``patience_s``."""
+
+    def __init__(self, transport: Transport, patience_s: float) -> None:
+        self._transport, self._patience_s = transport, patience_s
+        self._moved, self._since = (-1, -1), 0.0
+
+    def look(self) -> None:
+        seen, now = self._transport.statistics(), time.monotonic()
+        if self._moved != (seen.bytes_received, seen.bytes_sent):
+            self._moved, self._since = (seen.bytes_received, seen.bytes_sent), now
+        elif now - self._since >= self._patience_s:
+            self._since = now
+            self._transport.break_off()
+
+
 @contextmanager
 def watch_node(
-    node: str, transport: Transport, *, probe: Callable[[str], Transport], watch: NodeWatch
+    node: str, transport: Transport, *, probe: Callable[[str], Transport], watch: NodeWatch, patience_s: float
 ) -> Iterator[None]:
     """Say within seconds that an only node has fallen silent while somebody waits for it, and when it answers again.
 
-    Nobody else can do its work, so nothing is broken off: a node that was stopped for a while goes on where it was.
-    What moves on a link says that the node is there, however long an answer takes.
+    Nobody else can do its work, so it is waited for: a node that was stopped for a while goes on where it was. After
+    ``patience_s`` of silence what was asked of it is broken off, also that whose answer may take half an hour. What
+    moves on a link says that the node is there, however long an answer takes.
 
     Args:
         node: the URL.
         transport: way to it.
         probe: function that makes a way to it, on which it is asked whether it is there.
         watch: functions that are told.
+        patience_s: seconds of silence after which requests under way are broken off.
     """
     ended, prober = threading.Event(), _Prober(probe)
 
@@ -420,8 +438,9 @@ def watch_node(
                 if (error := prober.trouble(node)) is None or ended.is_set():
                     continue
                 watch.lost(node, str(error))
+                silence = _Silence(transport, patience_s)
                 while prober.trouble(node) and not ended.wait(_LOST_EVERY_S):
-                    pass
+                    silence.look()
                 if not ended.is_set():
                     watch.back(node)
 

@@ -61,6 +61,7 @@ __all__ = (
     "Selection",
     "alike_classes",
     "few_of_a_class",
+    "numbers_among_names",
     "numbers_without_samples",
     "parse_expression",
     "relabel",
@@ -622,6 +623,22 @@ def alike_classes(classes: Sequence[str]) -> str:
     more = f" and {len(pairs) - _NAMED} more" if len(pairs) > _NAMED else ""
     named = f"{', '.join(pairs[:_NAMED])}{more}"
     return f"classes are called alike, and learned apart: {named}; where they are one, write one name" if pairs else ""
+
+
+def numbers_among_names(classes: Sequence[str]) -> str:
+    """What is said of classes of which some are called by whole numbers, and others are not; empty without both.
+
+    Args:
+        classes: name of each class.
+    """
+    numbers = [name for name in classes if name.isdecimal() and str(int(name)) == name]
+    if len(numbers) in (0, len(classes)) or len(set(map(str.isdecimal, classes))) == 1:
+        return ""
+    return (
+        f"{len(numbers):,} of {len(classes):,} classes are called by numbers, as {numbers[0]}, and others by names, as "
+        f"{next(name for name in classes if not name.isdecimal())!a}: all are taken for names; where numbers stand for "
+        "names, write the same kind everywhere"
+    )
 
 
 def numbers_without_samples(classes: Sequence[str], counts: Mapping[int, int]) -> str:

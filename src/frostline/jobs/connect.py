@@ -91,8 +91,8 @@ def reach(
     if nodes:
         transport, probe = opened or _way(nodes[0], settings), partial(_way, settings=probing)
         if isinstance(transport, HttpTransport):
-            watch = _watch(on_event, is_only=True)
-            stack.enter_context(watch_node(nodes[0], transport, probe=probe, watch=watch))
+            watch, patience_s = _watch(on_event, only=settings), settings.deadline_s
+            stack.enter_context(watch_node(nodes[0], transport, probe=probe, watch=watch, patience_s=patience_s))
         ask_protocol(nodes[0], probe(nodes[0]))
     else:
         # Who wants no request made twice wants no read made twice either.
@@ -217,11 +217,20 @@ def members_of(transport: Transport, nodes: Sequence[str]) -> Sequence[str]:
     return transport.members if isinstance(transport, BalancedTransport) else nodes
 
 
-def _watch(on_event: Observer, *, is_only: bool = False) -> NodeWatch:
+def _watch(on_event: Observer, *, only: LoaderSettings | None = None) -> NodeWatch:
+    """What tells a job of its nodes; ``only``: settings of a job whose only node is waited for."""
+    limit = ""
+    if only is not None:
+        # A request that was under way, the time of making it again, and the last one, made as that time ends.
+        bound_s = 2 * only.deadline_s + only.retry_for_s
+        both = f"twice deadline_s, now {only.deadline_s:g} s, and retry_for_s, now {only.retry_for_s:g} s"
+        limit = (
+            f"; the job ends after about {bound_s:g} s of silence ({both}, of LoaderSettings), sooner if it just began"
+        )
     return NodeWatch(
         joined=lambda url: on_event(NodeJoined(url=url)),
         left=lambda url, why: on_event(NodeLeft(url=url, reason=why)),
-        lost=lambda url, why: on_event(NodeLost(url=url, reason=why, is_only=is_only)),
+        lost=lambda url, why: on_event(NodeLost(url=url, reason=why + limit, is_only=only is not None)),
         back=lambda url: on_event(NodeBack(url=url)),
         refused=lambda url, why: on_event(SetupWarning(reason=f"a node is left out, {url}: {why}")),
     )

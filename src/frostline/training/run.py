@@ -26,7 +26,12 @@ from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWar
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import split_in_two
 from frostline.datasets.formats.labels import scoring_splits, training_split
-from frostline.datasets.selection import alike_classes, few_of_a_class, numbers_without_samples
+from frostline.datasets.selection import (
+    alike_classes,
+    few_of_a_class,
+    numbers_among_names,
+    numbers_without_samples,
+)
 from frostline.jobs import Job
 from frostline.jobs.connect import first_of
 from frostline.jobs.statistics import JobStatistics
@@ -43,7 +48,7 @@ from frostline.training.objective import Objective, objective_of
 from frostline.training.recipe import Confusion, Unfreezing
 from frostline.training.report.report import Record, Report, RouteUsage, WorkLocation, versions
 from frostline.training.report.steps import StepRecorder, digests_of
-from frostline.training.run_config import REPORT, RunConfig, make_folder, write_tensors, write_text
+from frostline.training.run_config import REPORT, RunConfig, keep_report, make_folder, write_tensors, write_text
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
@@ -285,7 +290,11 @@ def _odd_classes(settings: TrainSettings, setup: Setup) -> Sequence[str]:
     if settings.job.targets is not None or setup.whole.target_columns is not None:
         return ()
     classes = setup.whole.classes
-    return numbers_without_samples(classes, setup.whole.selection.per_label), alike_classes(classes)
+    return (
+        numbers_without_samples(classes, setup.whole.selection.per_label),
+        alike_classes(classes),
+        numbers_among_names(classes),
+    )
 
 
 def _check_labels(settings: TrainSettings, *sides: Dataset) -> None:
@@ -504,6 +513,7 @@ class _Run:
             tensors = self._setup.network.model.state_dict().values()
             self._take_up(*checkpoints.read_latest(sum(tensor.nbytes for tensor in tensors)))
         else:
+            keep_report(folder)
             begin_run(folder, config)
         if self._recorder is not None and self._settings.job.policy != ALL_IN_STORE:
             after = 0 if self._resumed is None else self._resumed.step

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -36,6 +37,7 @@ __all__ = (
     "REPORT",
     "RunConfig",
     "atomic_file",
+    "keep_report",
     "make_folder",
     "require_ended",
     "write_bytes",
@@ -177,6 +179,30 @@ def require_ended(folder: Path) -> None:
             f"{folder} has a training that was cut off before its end: go on with it by --resume {folder}, or give "
             "another folder, or remove this one"
         )
+
+
+def keep_report(folder: Path) -> None:
+    """Keep a copy of an earlier run's report beside it, as ``report.1.json``, before another run replaces it.
+
+    The next one is ``report.2.json``; a report that was kept already is not kept twice.
+
+    Raises:
+        SettingError: The report cannot be read, or the folder not be written.
+        OutOfSpace: the disk is full.
+    """
+    try:
+        report = (folder / REPORT).read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SettingError(f"{folder / REPORT} cannot be read: {error.strerror}") from error
+    for number in count(1):
+        kept = folder / f"report.{number}.json"
+        if not kept.exists():
+            write_bytes(kept, report)
+            return
+        if kept.is_file() and kept.read_bytes() == report:
+            return
 
 
 _FILE = "frostline.json"

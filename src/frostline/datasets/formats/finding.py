@@ -91,6 +91,17 @@ class ObjectFinder:
             objects = [name for name in objects if written in name] or objects
         return objects
 
+    def likely(self, written: str, file: str) -> str:
+        """The only object that is called as a name that leads nowhere but for its suffix and case; empty without one.
+
+        Args:
+            written: name as it is written in the list.
+            file: name of the list.
+        """
+        stem = posixpath.basename(written.replace("\\", "/")).rpartition(".")[0]
+        found = self._without_case.objects_of(stem, file) if stem else []
+        return found[0] if len(found) == 1 else ""
+
     @cached_property
     def _without_case(self) -> "ObjectFinder":
         return ObjectFinder(*self._made_from, has_case=False)

@@ -93,6 +93,8 @@ _METADATA = ("metadata.csv", "metadata.jsonl", "metadata.parquet")
 # Beside folders, what says where an image was once got from comes last.
 _FILES_FIRST = (*(name for name in URL_FIELDS if "url" not in name), *(name for name in URL_FIELDS if "url" in name))
 _MAX_REASON = 500
+# Names of files that are missing for which one is looked for that may be meant.
+_SHOWN = 3
 # Lists of what a contest asks for, whose labels are none.
 _NO_LABELS = re.compile(r"(?i)submission")
 # What folders of images and sounds are called that are no classes.
@@ -614,7 +616,8 @@ class _Notes:
         if SPLIT in self._found.table.schema.names:
             named = [self._in_split(some, split_of(entry.object)) for some in named]
         if not any(named):
-            self.pass_over(entry, f"its rows name none, as {rows.files[0]!a}" if named else "it has no rows")
+            why = f"its rows name none, as {self._with_likely(rows.files[0], entry)!a}" if named else "it has no rows"
+            self.pass_over(entry, why)
             return
         meant = [some[0] if len(some) == 1 else None for some in named]
         self._lists[entry.object] = meant
@@ -630,7 +633,12 @@ class _Notes:
         elif rows.said is not None:
             texts = column_labels(rows.said, lambda label: json.loads(label) if label and label[0] == '"' else label)
             _add(self._columns, "meta_label", texts.take(pa.array(at, pa.int64())))
-        self._left += _lost(entry, rows, named, unclear)
+        self._left += _lost(entry, rows, named, unclear, self._with_likely)
+
+    def _with_likely(self, written: str, entry: Entry) -> str:
+        """A name that leads nowhere, with the file that is probably meant."""
+        likely = self.finder.likely(written, entry.object)
+        return f"{written}, but {likely} is there" if likely in self._place else written
 
     def _in_split(self, rows: list[int], split: str | None) -> list[int]:
         """Of several images those of the split that a list is called as: ``train.csv`` means ``train/1.png``."""
@@ -685,14 +693,23 @@ class _Notes:
         return replace(self._found, table=table, divided_by_names=True)
 
 
-def _lost(entry: Entry, rows: ListRows, named: Sequence[Sequence[int]], unclear: set[int]) -> tuple[LeftOut, ...]:
+def _lost(
+    entry: Entry,
+    rows: ListRows,
+    named: Sequence[Sequence[int]],
+    unclear: set[int],
+    with_likely: Callable[[str, Entry], str],
+) -> tuple[LeftOut, ...]:
     """The rows of a list that name no image, several, or one that a row before them names."""
     seen: set[int] = set()
     others, again = "give an image another label", "name an image again"
     lost: dict[str, list[str]] = {"name no image here": [], "name several images": [], again: [], others: []}
     for number, (file, some) in enumerate(zip(rows.files, named, strict=True)):
-        if len(some) != 1:
-            lost["name several images" if some else "name no image here"].append(file)
+        if not some:
+            none = lost["name no image here"]
+            none.append(with_likely(file, entry) if len(none) < _SHOWN else file)
+        elif len(some) > 1:
+            lost["name several images"].append(file)
         elif number in unclear:
             lost[others].append(file)
         elif some[0] in seen:

@@ -302,7 +302,7 @@ class UrlLists:
         _check_once(urls, store.url)
         masks = table[MASK_PATH].to_pylist() if MASK_PATH in table.schema.names else []
         found = _found([*urls, *filter(None, masks)], entries, store.url)
-        _check_any_is_there(urls, found)
+        _check_any_is_there(urls, found, finder.names.likely(urls[0], lists[0].object))
         table = _with_sizes(table, found)
         if any(masks):
             table = _with_masks(table.drop_columns([MASK_PATH]), masks, found, known_sizes(before), store.url)
@@ -322,11 +322,12 @@ class UrlLists:
         )
 
 
-def _check_any_is_there(urls: Sequence[str], found: Mapping[str, Entry]) -> None:
+def _check_any_is_there(urls: Sequence[str], found: Mapping[str, Entry], likely: str = "") -> None:
     if not any(url in found for url in urls):
+        meant = f" ({likely} is there)" if likely else ""
         others = f", and so are all {len(urls) - 1} others" if len(urls) > 1 else ""
         raise DataError(
-            f"{urls[0]} is listed and missing{others}: mend the list, or put it beside the files that it names"
+            f"{urls[0]} is listed and missing{meant}{others}: mend the list, or put it beside the files that it names"
         )
 
 
