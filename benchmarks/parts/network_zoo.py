@@ -8,7 +8,7 @@ from torch import nn
 
 import support.torchvision_cpu.sitecustomize  # noqa: F401 (lets a torchvision that was built for CUDA be imported)
 from frostline.core import TensorSpec
-from frostline.preprocess.steps import InputPlace, place_inputs
+from frostline.preprocess.steps import InputSlot, place_inputs
 
 TOKENS, WORDS = 16, 99
 IDS, MASK = "input_ids", "attention_mask"
@@ -35,7 +35,7 @@ class Row:
     inputs: tuple[TensorSpec, ...]
     until: str
     names: tuple[str, ...] = ()
-    parts: tuple[InputPlace, ...] = ()
+    parts: tuple[InputSlot, ...] = ()
     tuned: str = ""
 
     @property

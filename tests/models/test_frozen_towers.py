@@ -87,7 +87,7 @@ def test_part_of_each_tower_of_clip_is_the_frozen_part_of_a_job():
     left = {name for name in trained(model) if ".encoder." in name}
     assert left == {name for name, _ in model.named_parameters() if ".encoder.layers.1." in name}
     assert not any("embed" in name or "pre_layrnorm" in name for name in trained(model))
-    network = cut_network(takes_parts(model, inputs.places), (inputs.sample,))
+    network = cut_network(takes_parts(model, inputs.input_slots), (inputs.sample,))
     assert network.fallback is None
     # The hidden states of both, and the mask and the ids, by which the later layers of the text's go.
     assert {(5, 16), (TOKENS, 16)} <= set(network.frost_line.shapes)

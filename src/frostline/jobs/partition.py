@@ -143,8 +143,8 @@ class PartitionedModel:
         parameter = next(model.parameters(), None)
         device = "cpu" if parameter is None else str(parameter.device)
         not_whole, own = not_averaged(model), unwrap(model)
-        if preprocess.places:
-            model = takes_parts(unwrap(model), preprocess.places)
+        if preprocess.input_slots:
+            model = takes_parts(unwrap(model), preprocess.input_slots)
         elif preprocess.tokens is not None:
             model = takes_rows(model, preprocess.tokens.names)
         try:
@@ -154,7 +154,7 @@ class PartitionedModel:
                 raise
             why = str(error).partition(";")[0]
             parts = uncut_network(unwrap(model), (preprocess.sample,), f"{why}: the whole network runs here")
-        if preprocess.tokens is not None and not preprocess.places and parts.prefix is not None and may_shorten:
+        if preprocess.tokens is not None and not preprocess.input_slots and parts.prefix is not None and may_shorten:
             tokenizer, head = preprocess.tokenizer, parts.head
             prefix = shorten_prefix(model, parts.prefix, tokenizer, head, frozen_in_eval=frozen_in_eval)
             parts = replace(parts, prefix=prefix)

@@ -34,7 +34,7 @@ from frostline.models.graph import replace_values, substitute
 from frostline.models.modules import modes
 from frostline.models.outside import kept_buffers
 from frostline.models.recording import BY_SIZE, DRAWS, ROWS, Recording, record
-from frostline.preprocess.steps import InputPlace, unpack_inputs
+from frostline.preprocess.steps import InputSlot, unpack_inputs
 
 __all__ = (
     "GIVEN_BY",
@@ -235,7 +235,7 @@ def takes_rows(model: M, names: Sequence[str]) -> M:
     return _with_another_face(model, ", ".join(names), forward, {"__reduce_ex__": _reduced(takes_rows, names)})
 
 
-def takes_parts(model: M, places: Sequence[InputPlace]) -> M:
+def takes_parts(model: M, places: Sequence[InputSlot]) -> M:
     """The same network, whose ``forward`` takes samples of several parts, ``int64[batch, ...]``.
 
     It calls the network's own with the inputs by name, and returns what that gives where it is a tensor, or tensors in
@@ -261,7 +261,7 @@ def has_several_parts(model: nn.Module) -> bool:
     return bool(_places(model))
 
 
-def _places(model: nn.Module) -> tuple[InputPlace, ...]:
+def _places(model: nn.Module) -> tuple[InputSlot, ...]:
     return getattr(type(model), _SEVERAL, ())
 
 

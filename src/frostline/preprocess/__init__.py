@@ -177,7 +177,7 @@ def named_inputs(**parts: Preprocess) -> Preprocess:
     """
     for name, part in parts.items():
         check_type(name, part, Preprocess)
-        if part.places:
+        if part.input_slots:
             raise SettingError(f"{name} takes a preprocessing of one part, and this one has several")
     step = NamedInputs(tuple(parts), tuple(part.steps for part in parts.values()))
     content = next((part.tokenizer for part in parts.values() if part.tokens is not None), b"")

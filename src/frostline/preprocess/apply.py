@@ -46,7 +46,7 @@ from frostline.preprocess.steps import (
     ColorJitter,
     Decode,
     DecodeAudio,
-    InputPlace,
+    InputSlot,
     NamedInputs,
     Normalize,
     RandomHorizontalFlip,
@@ -426,11 +426,11 @@ def _inputs_into(
     decode: Callable[..., None],
 ) -> None:
     """Decode the parts of a sample one after the other, each into its place."""
-    starts = {place.name: place.start for place in preprocess.places}
+    starts = {place.name: place.start for place in preprocess.input_slots}
     parts = zip(inputs.names, preprocess.parts, unframe_parts(record, len(inputs.names)), strict=True)
     for name, part, encoded in parts:
         try:
-            decode(part, encoded, InputPlace(name=name, spec=part.sample, start=starts[name]).within(out))
+            decode(part, encoded, InputSlot(name=name, spec=part.sample, start=starts[name]).within(out))
         except SampleError as error:
             raise SampleError(f"{name}: {error}") from error
 

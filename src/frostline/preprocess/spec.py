@@ -20,7 +20,7 @@ from frostline.preprocess.steps import (
     ColorJitter,
     Decode,
     DecodeAudio,
-    InputPlace,
+    InputSlot,
     Mode,
     NamedInputs,
     Normalize,
@@ -95,7 +95,7 @@ class Preprocess:
         """Shape of a sample: channels, height and width; 2 and the number of tokens; or that of other kinds."""
         first = self.steps[0]
         if isinstance(first, NamedInputs):
-            return (self.places[-1].end,)
+            return (self.input_slots[-1].end,)
         if isinstance(first, SoleStep):
             return first.shape
         stored = self.stored
@@ -125,7 +125,7 @@ class Preprocess:
             case Tokenize() as tokens:
                 return dict.fromkeys(tokens.names, TensorSpec((tokens.max_length,), "int64"))
             case NamedInputs():
-                return {place.name: place.spec for place in self.places}
+                return {slot.name: slot.spec for slot in self.input_slots}
         return (self.sample,)
 
     @cached_property
@@ -153,7 +153,7 @@ class Preprocess:
         return self.steps[0].names if isinstance(self.steps[0], NamedInputs) else ()
 
     @cached_property
-    def places(self) -> tuple[InputPlace, ...]:
+    def input_slots(self) -> tuple[InputSlot, ...]:
         """Where the network's inputs lie in the array of a sample that has several parts; none where it has one."""
         if not isinstance(self.steps[0], NamedInputs):
             return ()
@@ -227,12 +227,12 @@ class Preprocess:
         several = self.steps[0].steps if isinstance(self.steps[0], NamedInputs) else ()
         if len({step.tokenizer for steps in several for step in steps if isinstance(step, Tokenize)}) > 1:
             raise SettingError("texts of one sample have one tokenizer, of one max_length")
-        names = [place.name for place in self.places]
+        names = [slot.name for slot in self.input_slots]
         if len(set(names)) != len(names):
             raise SettingError(f"two inputs have one name: {', '.join(names)}; give texts other names=")
         if any(part.stored for part in self.parts):
             raise SettingError("a ready format holds samples of one part")
-        if self.places and self.places[-1].end > _MAX_WORDS:
+        if self.input_slots and self.input_slots[-1].end > _MAX_WORDS:
             raise SettingError(f"the parts of a sample have up to {_MAX_WORDS} numbers of 64 bits together")
 
     def with_tokenizer(self, content: bytes) -> "Preprocess":
@@ -253,7 +253,7 @@ class Preprocess:
         Args:
             rows: samples that have several parts, ``int64[n, ...]``: an array of NumPy, or a tensor of torch.
         """
-        return unpack_inputs(self.places, rows)
+        return unpack_inputs(self.input_slots, rows)
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""

@@ -26,7 +26,7 @@ __all__ = (
     "ColorJitter",
     "Decode",
     "DecodeAudio",
-    "InputPlace",
+    "InputSlot",
     "Mode",
     "NamedInputs",
     "Normalize",
@@ -108,7 +108,7 @@ class NamedInputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InputPlace:
+class InputSlot:
     """Where an input lies in a sample's array.
 
     Attributes:
@@ -146,15 +146,15 @@ class InputPlace:
         return numbers[: math.prod(self.spec.shape)].reshape(self.spec.shape)
 
 
-def place_inputs(inputs: Iterable[tuple[str, TensorSpec]]) -> tuple[InputPlace, ...]:
+def place_inputs(inputs: Iterable[tuple[str, TensorSpec]]) -> tuple[InputSlot, ...]:
     """Where inputs lie one behind the other."""
-    places: list[InputPlace] = []
+    places: list[InputSlot] = []
     for name, spec in inputs:
-        places.append(InputPlace(name=name, spec=spec, start=places[-1].end if places else 0))
+        places.append(InputSlot(name=name, spec=spec, start=places[-1].end if places else 0))
     return tuple(places)
 
 
-def unpack_inputs(places: Iterable[InputPlace], rows: Any) -> dict[str, Any]:
+def unpack_inputs(places: Iterable[InputSlot], rows: Any) -> dict[str, Any]:
     """The inputs of a batch; see ``Preprocess.unpack``."""
     kinds = import_module(type(rows.dtype).__module__.partition(".")[0])  # rows may be of a subclass of anybody's
     return {place.name: place.of(rows, getattr(kinds, place.spec.dtype)) for place in places}

@@ -255,9 +255,8 @@ def _scoring(name: str, kind: str, model: Any, preprocess: Preprocess) -> Scores
 
 
 def _pair_scores(name: str, model: nn.Module, preprocess: Preprocess) -> Scores:
-    sample = zip(
-        preprocess.places, cast_inputs(model, zeros([place.spec for place in preprocess.places], 1)), strict=True
-    )
+    slots = preprocess.input_slots
+    sample = zip(slots, cast_inputs(model, zeros([slot.spec for slot in slots], 1)), strict=True)
     with modes(model, all_in_eval(model)), torch.no_grad():
         try:
             embeddings = _embeddings(model, {place.name: tensor for place, tensor in sample})

@@ -119,7 +119,7 @@ def _ignore(_: Event) -> None:
 
 def _augmented(preprocess: Preprocess) -> Preprocess:
     """The same decoding and scale of numbers, on random crops and flips."""
-    if preprocess.places and any(part.are_images for part in preprocess.parts):
+    if preprocess.input_slots and any(part.are_images for part in preprocess.parts):
         parts = [_augmented(part) if part.are_images else part for part in preprocess.parts]
         return named_inputs(**dict(zip(preprocess.part_names, parts, strict=True)))
     if not preprocess.are_images:

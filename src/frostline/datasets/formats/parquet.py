@@ -334,7 +334,7 @@ class CellCache:
                 "row groups to a file, or start the node with more --memory"
             )
         with self._changed:
-            self._changed.wait_for(lambda: self._makes_room(nbytes))
+            self._changed.wait_for(lambda: self._fits_after_eviction(nbytes))
             self._used += nbytes
         try:
             yield
@@ -345,7 +345,7 @@ class CellCache:
 
     def _decoded(self, key: tuple[object, ...], takes: int, decode: "Callable[[], tuple[Cells, str]]") -> Cells:
         with self._changed:
-            self._changed.wait_for(lambda: self._makes_room(takes))
+            self._changed.wait_for(lambda: self._fits_after_eviction(takes))
             self._used += takes
         stays = 0
         try:
@@ -359,7 +359,7 @@ class CellCache:
                     self._kept[key] = (column, stays)
                 self._changed.notify_all()
 
-    def _makes_room(self, nbytes: int) -> bool:
+    def _fits_after_eviction(self, nbytes: int) -> bool:
         while self._used + nbytes > self._maximum and self._kept:
             _, (_, freed) = self._kept.popitem(last=False)
             self._used -= freed
