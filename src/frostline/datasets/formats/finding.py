@@ -91,7 +91,7 @@ class ObjectFinder:
             objects = [name for name in objects if written in name] or objects
         return objects
 
-    def likely(self, written: str, file: str) -> str:
+    def likely_object(self, written: str, file: str) -> str:
         """The only object that is called as a name that leads nowhere but for its suffix and case; empty without one.
 
         Args:

@@ -637,7 +637,7 @@ class _Notes:
 
     def _with_likely(self, written: str, entry: Entry) -> str:
         """A name that leads nowhere, with the file that is probably meant."""
-        likely = self.finder.likely(written, entry.object)
+        likely = self.finder.likely_object(written, entry.object)
         return f"{written}, but {likely} is there" if likely in self._place else written
 
     def _in_split(self, rows: list[int], split: str | None) -> list[int]:

@@ -302,7 +302,7 @@ class UrlLists:
         _check_once(urls, store.url)
         masks = table[MASK_PATH].to_pylist() if MASK_PATH in table.schema.names else []
         found = _found([*urls, *filter(None, masks)], entries, store.url)
-        _check_any_is_there(urls, found, finder.names.likely(urls[0], lists[0].object))
+        _check_any_is_there(urls, found, finder.names.likely_object(urls[0], lists[0].object))
         table = _with_sizes(table, found)
         if any(masks):
             table = _with_masks(table.drop_columns([MASK_PATH]), masks, found, known_sizes(before), store.url)
