@@ -34,7 +34,7 @@ def traced(folder, cut, most, *way):
         passed = json.loads(done.stdout)
         # Where a pool starts one more thread just then, and where the network is looked at now and then, that passes
         # files more, and no sample does.
-        looks = ("absent", "head", "modules", "outside", "skipping")
+        looks = ("absent", "head", "modules", "outside", "skipping", "tracing")
         others = ("core/system.py", *(f"models/{name}.py" for name in looks))
         seen = {name for name in passed["files"] if not name.endswith(others)}
         files = seen if files is None else files & seen

@@ -166,7 +166,7 @@ def test_half_a_character_is_refused_in_a_sentence_wherever_it_stands(client, im
     body = json.dumps(request(images, 1).to_json())
     assert place in body
     answer = client.post("/v1/features", content=body.replace(place, place + half, 1))
-    assert refused(answer, 400, "BadRequest").startswith("the body has half of a character in a text: \\ud")
+    assert refused(answer, 400, "BadRequest").startswith("the body has half a character in a text: \\ud")
 
 
 def test_half_a_character_in_raw_bytes_is_no_json_and_whole_ones_are_taken():

@@ -133,7 +133,7 @@ def parsed_json(body: bytearray) -> object:
 
     Raises:
         BadRequest: The body is not JSON, an object in it has a field twice, of which one would be ignored, or a text in
-            it has half of a character, as no name of a file and no address has.
+            it has half a character, as no name of a file and no address has.
     """
     try:
         text = body.decode(json.detect_encoding(body))
@@ -145,7 +145,7 @@ def parsed_json(body: bytearray) -> object:
             json.dumps(value, ensure_ascii=False).encode(errors="surrogateescape")
         except UnicodeEncodeError as error:
             half = ascii(error.object[error.start])[1:-1]
-            raise BadRequest(f"the body has half of a character in a text: {half}") from error
+            raise BadRequest(f"the body has half a character in a text: {half}") from error
     return value
 
 
