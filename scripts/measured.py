@@ -39,10 +39,10 @@ WAYS = {
 def wall_clock():
     """The same job with and without, across a link of 100 Mbit/s; ``benchmarks/near.py`` measured it."""
     found = {}
-    for name in ("100", "100-again", "links"):
-        rows = json.loads((RESULTS / f"2026-11-26-near-{name}.json").read_text(encoding="utf-8"))["figures"]["rows"]
+    for name, is_script in (("2026-11-28-near", False), ("2026-11-27-near-free-link-medians", True)):
+        rows = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["figures"]["rows"]
         for row in rows:
-            if row["mbit"] == 100 and row["way"] in WAYS:
+            if row["mbit"] == 100 and row["way"] in WAYS and row["way"].startswith("script") == is_script:
                 found.setdefault(WAYS[row["way"]], []).append(row["seconds"])
     assert all(len(seconds) == 3 for seconds in found.values())
     bars(
