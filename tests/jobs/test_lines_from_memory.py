@@ -518,6 +518,7 @@ LINES = {
         "create_model": r"write timm.create_model\(",
         "unfreeze": r"write layer.requires_grad_\(True\), and job.refreeze",
         "connect": r"write offload\(model",
+        "prepare": r"write offload\(model",
         "serve": "run frostline serve --data-root",
         "predict": "run frostline predict --run RUN",
         "seed_everything": "write seed=0 of a loader",
@@ -662,6 +663,7 @@ CALLS = {
     "job.head(next(iter(job.loader(4))))": r"the head was called with a batch: write job.head\(batch.features\)",
     "job.model(next(iter(job.loader(4))))": r"write job.head\(batch.features\) in the loop, in place of model\(batch\)",
     "job.loader(4).dataset[0]": r"samples are those of Dataset\(...\)\[0\]",
+    "job.loader(4)[0]": r"write next\(iter\(loader\)\), or Dataset\(...\)\[0\] for a sample",
 }
 
 

@@ -440,7 +440,9 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
     "frostline": {
         **dict.fromkeys(("Trainer", "finetune", "fit", "train"), _LOOP),
         **dict.fromkeys(("embed", "extract"), _EXTRACT),
-        **dict.fromkeys(("Client", "connect", "init"), 'write offload(model, "photos", near="http://store-1:7070")'),
+        **dict.fromkeys(
+            ("Client", "connect", "init", "prepare"), 'write offload(model, "photos", near="http://store-1:7070")'
+        ),
         **dict.fromkeys(("predict", "score"), "run frostline predict --run RUN --data photos --out predictions.csv"),
         **dict.fromkeys(("evaluate", "test", "validate"), f"{_LOOP}, which scores held-out samples"),
         **dict.fromkeys(("Node", "NodeClient", "Server", "serve"), "run frostline serve --data-root /data"),

@@ -466,6 +466,9 @@ class Loader(Skippable, Hinting, IterableDataset[Batch]):
     def __repr__(self) -> str:
         return repr(self.arrays).replace("ArrayLoader", "Loader", 1)
 
+    def __getitem__(self, _: object) -> NoReturn:
+        raise TypeError("batches come in their order: write next(iter(loader)), or Dataset(...)[0] for a sample")
+
     @property
     def arrays(self) -> ArrayLoader:
         """The same batches as NumPy arrays; in a worker process, the batches of this worker."""
