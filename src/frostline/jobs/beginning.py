@@ -1,8 +1,7 @@
 """Decides what a job begins with: what an earlier one found, what is measured first, or the frost line at the node."""
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from frostline.core.config import cache_folder
 from frostline.core.errors import OverBudget
 from frostline.core.events import Event, MeasurementFailed, PhaseStarted, SetupWarning
 from frostline.jobs.context import JobContext, keeps_features, measurement_key, shares_cores, total_samples
-from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Shipping, Stage
+from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Shipping, Stage, doing_after
 from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, make_plan, plan_at_cut
@@ -203,18 +202,6 @@ def _at_once(
     rows = context.settings.device_batch if found is None else 0
     trainer = TrainerEngine(context, ready, eager_rows=rows) if tries_here else None
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
-
-
-@contextmanager
-def doing_after(seconds: float, act: Callable[[], object]) -> Iterator[None]:
-    """Call something in another thread if what is done here takes longer than so many seconds."""
-    timer = threading.Timer(seconds, act)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def pays_for_upload(

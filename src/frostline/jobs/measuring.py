@@ -5,9 +5,9 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +25,16 @@ from frostline.transport import Cancellation
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.jobs.context import JobContext
 
-__all__ = ("Measure", "MeasurementCache", "Measurements", "Measuring", "Shipping", "Stage", "wait_for_bytes")
+__all__ = (
+    "Measure",
+    "MeasurementCache",
+    "Measurements",
+    "Measuring",
+    "Shipping",
+    "Stage",
+    "doing_after",
+    "wait_for_bytes",
+)
 
 _FORMAT = 1
 # Until the first samples are there, or until it may be that no loop has begun; and between two looks at that.
@@ -349,6 +358,18 @@ class Shipping:
                 is_over.wait(_ASK_S)
         if is_over.is_set():
             raise FrostlineError("the job ended before its weights were sent")
+
+
+@contextmanager
+def doing_after(seconds: float, act: Callable[[], object]) -> Iterator[None]:
+    """Call something in another thread if what is done here takes longer than so many seconds."""
+    timer = threading.Timer(seconds, act)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def wait_for_bytes(nbytes: int, received: Callable[[], int], cancellation: Cancellation) -> None:
