@@ -27,7 +27,7 @@ def states(draw):
         epoch=draw(numbers),
         position=draw(st.integers(0, samples)),
         samples=samples,
-        batch_size=draw(numbers),
+        batch_size=draw(st.integers(1, 2**63 - 1)),
         last=draw(st.sampled_from(["keep", "drop", "pad", "uneven"])),
     )
 
