@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.batching import ROWS
-from frostline.core import Cut, FeatureBatch, Samples, SampleTable, Skipped, View
+from frostline.core import Cut, FeatureBatch, Route, Samples, SampleTable, Skipped, View
 from frostline.core.errors import NotFinite, SampleError
 from frostline.core.events import Observer, SampleSkipped
 from frostline.core.nouns import Closing, array_dtype, finite_rows, is_finite
@@ -62,9 +62,9 @@ class UndecodedDealer:
     def __init__(self, dealer: RequestSource) -> None:
         self._dealer = dealer
 
-    def deal(self, left: int) -> NextRequest:
+    def deal(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
-        deal = self._dealer.deal(left)
+        deal = self._dealer.deal(left, again)
         return deal if deal.route.cut else replace(deal, bytes_per_sample=0)
 
 

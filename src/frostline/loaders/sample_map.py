@@ -372,9 +372,9 @@ class MaskedDealer:
         self._dealer = dealer
         self._nbytes = nbytes
 
-    def deal(self, left: int) -> NextRequest:
+    def deal(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
-        deal = self._dealer.deal(left)
+        deal = self._dealer.deal(left, again)
         return replace(deal, bytes_per_sample=deal.bytes_per_sample + self._nbytes) if deal.bytes_per_sample else deal
 
 
@@ -499,9 +499,9 @@ class EncodedDealer:
     def __init__(self, dealer: RequestSource) -> None:
         self._dealer = dealer
 
-    def deal(self, left: int) -> NextRequest:
+    def deal(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
-        return replace(self._dealer.deal(left), route=Route(0), bytes_per_sample=0)
+        return replace(self._dealer.deal(left, again), route=Route(0), bytes_per_sample=0)
 
 
 class EncodedRowStream:

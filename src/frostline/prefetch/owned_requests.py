@@ -172,9 +172,8 @@ def _dealt(
         deal = dealer.deal(len(piece))
         chosen, piece = piece[: deal.rows], piece[deal.rows :]
         samples = table.take(rows[chosen])
-        expected = deal.bytes_per_sample * len(chosen) if deal.bytes_per_sample else samples.encoded_bytes
         request = PlannedRequest(
-            positions=positions[chosen], samples=samples, expected_bytes=expected, route=deal.route
+            positions=positions[chosen], samples=samples, expected_bytes=deal.bytes_of(samples), route=deal.route
         )
         yield request, piece
 
