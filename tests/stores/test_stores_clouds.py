@@ -353,3 +353,42 @@ def test_no_secret_gets_into_a_manifest_a_log_or_a_repr(s3, monkeypatch, caplog,
     for secret in (said["AWS_SECRET_ACCESS_KEY"], said["AWS_ACCESS_KEY_ID"]):
         assert secret not in shown
         assert secret.encode() not in table
+
+
+class _All:
+    """Where every path is said to have gone to."""
+
+    def __init__(self, location):
+        self._location = location
+
+    def get(self, _):
+        return 307, self._location
+
+
+@pytest.mark.promise("data", mended="the server of a bucket led the node to any other host, whose answer was a sample")
+@pytest.mark.parametrize("how", ["keys", "profile", "environment", "s3", "gs", "az"])
+def test_the_server_of_a_bucket_leads_to_no_other_host(how, nobody, tmp_path, monkeypatch):
+    scheme = how if how in ("gs", "az") else "s3"
+    if how in ("keys", "environment"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "A" * 20)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-secret")
+    if how == "profile":
+        (tmp_path / "credentials").write_text("[p]\naws_access_key_id = A\naws_secret_access_key = not-secret\n")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    with web_server() as web, web_server() as other:
+        options = {"keys": "", "profile": "&profile=p"}.get(how, "&anonymous=true")
+        options += "&account=a" if how == "az" else "" if how == "gs" else "&region=eu-1"
+        url = f"{scheme}://photos/waste?endpoint={web.url}{options}"
+        if how == "environment":
+            monkeypatch.setenv("AWS_ENDPOINT_URL", web.url)
+            monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+            url = "s3://photos/waste?region=eu-1"
+        other.objects["private/secret"] = b"0123456789"
+        host = other.url.replace("127.0.0.1", "localhost")
+        web.redirects = _All(f"{host}/private/secret")
+        store = cloud_store(url, parse_url(url), retry_for_s=0.0)
+        for use in (lambda: store.read("x.jpg", 0, 10), lambda: store.describe("x.jpg"), lambda: list(store.list())):
+            with pytest.raises(StoreError, match="redirects to another host, which is not followed"):
+                use()
+        assert web.seen
+        assert other.seen == []
