@@ -132,7 +132,7 @@ SKIPS = (
     ),
     Skip(
         reason=r"this system (has no SCHED_BATCH|has no memory without a name|does not say how much a process takes)"
-        r"|only glibc is told to keep what is freed",
+        r"|this system does not say which processes listen where|only glibc is told to keep what is freed",
         why="it is a matter of Linux",
         remedy="Linux",
     ),
