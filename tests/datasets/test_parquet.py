@@ -35,6 +35,7 @@ from frostline.core.errors import (
     SettingError,
 )
 from frostline.core.events import SampleSkipped
+from frostline.core.system import give_back_freed
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.cells_apart import CellsApart, column_of_group
 from frostline.datasets.formats.known import format_named
@@ -42,7 +43,7 @@ from frostline.datasets.formats.parquet import Cell, CellCache, CellReader, Parq
 from frostline.datasets.formats.ranges import written_out_bytes
 from frostline.datasets.formats.tables import columns_of_schema
 from frostline.datasets.reading import open_samples
-from frostline.engines.machine import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
+from frostline.engines.machine import can_measure, look_anew, peak_bytes, resident_bytes
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry
