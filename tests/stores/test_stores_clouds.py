@@ -23,6 +23,7 @@ from frostline.stores.cloud import azure_settings, cloud_store, google_settings,
 from frostline.stores.open import open_store
 from frostline.stores.protocols import is_other_version, version_of_time
 from frostline.stores.urls import parse_url
+from frostline.stores.web import hosts_alone
 from support.bucket_peer import bucket_peer
 from support.web import web_server
 
@@ -353,6 +354,20 @@ def test_no_secret_gets_into_a_manifest_a_log_or_a_repr(s3, monkeypatch, caplog,
     for secret in (said["AWS_SECRET_ACCESS_KEY"], said["AWS_ACCESS_KEY_ID"]):
         assert secret not in shown
         assert secret.encode() not in table
+
+
+@pytest.mark.parametrize("host", ["127.1", "0x7f.1", "2130706433", "b\u00fccket.example", "store.example.", "a%62c"])
+def test_a_host_that_the_driver_writes_in_another_way_is_asked_as_ever(host):
+    assert hosts_alone(f"http://{host}:9000") == {}
+    assert hosts_alone("http://store.example", f"http://{host}") == {}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "STORE-1.example", "minio"])
+def test_a_proxy_of_the_environment_stays_in_use(host, monkeypatch):
+    found = hosts_alone("", f"http://{host}:9000/a")
+    assert found["proxy_excludes"] == host.strip("[]").lower()
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    assert hosts_alone(f"http://{host}:9000") == {}
 
 
 class _All:

@@ -25,8 +25,7 @@ from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlencode, urlsplit
-from urllib.request import getproxies
+from urllib.parse import quote, unquote, urlencode
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,7 +33,7 @@ import pyarrow.compute as pc
 from frostline.core.config import environment
 from frostline.core.errors import AccessDenied, ObjectNotFound, SettingError, StoreUnavailable
 from frostline.core.system import background
-from frostline.stores.errors import NOWHERE, OddName, error_of_driver, error_of_status
+from frostline.stores.errors import OddName, error_of_driver, error_of_status
 from frostline.stores.protocols import (
     PREFIX,
     UNREADABLE,
@@ -48,7 +47,7 @@ from frostline.stores.protocols import (
 )
 from frostline.stores.retry import RetryingSections
 from frostline.stores.urls import Root, check_name, parse_url
-from frostline.stores.web import WebClient, WebStore
+from frostline.stores.web import WebClient, WebStore, hosts_alone
 
 if TYPE_CHECKING:
     from obstore import ListResult, ObjectMeta
@@ -580,16 +579,6 @@ def _times(timeout_s: float) -> dict[str, str]:
 _S3_ADDRESSES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
-def _staying(*addresses: str) -> dict[str, str]:
-    """Settings with which requests go to the hosts of some addresses alone, wherever these redirect them.
-
-    The driver follows redirects, and has no setting against that. But it asks other hosts through a proxy then, which
-    is none. A proxy that the environment names stays in use, and decides itself.
-    """
-    hosts = {urlsplit(address).hostname or "" for address in addresses} - {""}
-    return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(hosts)} if hosts and not getproxies() else {}
-
-
 def _client(root: Root, timeout_s: float, retries: int) -> "Client":
     match root.scheme:
         case "s3":
@@ -610,10 +599,10 @@ def _s3(root: Root, retries: int, times: dict[str, str]) -> "S3Store":
     if profile is None:
         # Else other servers are asked for keys.
         if "skip_signature" in config or said.keys() & {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"}:
-            config |= _staying(config.get("endpoint", ""), *addresses)
+            config |= hosts_alone(config.get("endpoint", ""), *addresses)
         return S3Store(root.place, retry_config=_tries(retries), config=config)  # type: ignore[arg-type]
     config, credentials = signing_settings(profile, config, said)
-    config |= _staying(config.get("endpoint", ""), *addresses)
+    config |= hosts_alone(config.get("endpoint", ""), *addresses)
     return S3Store(root.place, retry_config=_tries(retries), config=config, credential_provider=credentials)  # type: ignore[arg-type]
 
 
@@ -622,7 +611,7 @@ def _google(root: Root, retries: int, times: dict[str, str]) -> "GCSStore":
 
     settings: Any = {**times, **google_settings(dict(root.options), environment("STORAGE_"))}
     if "skip_signature" in settings:
-        settings |= _staying(settings.get("base_url", ""))
+        settings |= hosts_alone(settings.get("base_url", ""))
     return GCSStore(root.place, retry_config=_tries(retries), config=settings)
 
 
@@ -632,7 +621,7 @@ def _azure(root: Root, retries: int, times: dict[str, str]) -> "AzureStore":
     settings: Any = {**times, **azure_settings(dict(root.options), environment("AZURE_"))}
     told = _azure_told(root)
     if told.keys() & {"account_key", "sas_key", "bearer_token", "skip_signature"}:
-        settings |= _staying(told.get("endpoint", ""))
+        settings |= hosts_alone(told.get("endpoint", ""))
     return AzureStore(root.place, retry_config=_tries(retries), config=settings)
 
 
