@@ -36,8 +36,8 @@ EXAMPLES = 50
 HEAD = """# Promises
 
 What Frostline promises, and the tests that hold each promise, from the marks of the tests themselves. A *case* is one
-set of values that a test runs with; a property draws its cases, by default 50, and ten times as many with
-`make test-long`.
+set of values that a test runs with, where these stand at the test, and else all of them; a property draws its cases, by
+default 50, and ten times as many with `make test-long`.
 """
 
 

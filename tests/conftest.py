@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from frostline.engines.machine import give_back_freed, keep_freed_memory
+from frostline.core.system import give_back_freed
+from frostline.engines.machine import keep_freed_memory
 from support.prepared import PLAIN, prepared_starts
 from support.torchvision_cpu import sitecustomize
 

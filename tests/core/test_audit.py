@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -169,3 +170,24 @@ def test_none_writes_nothing(tmp_path):
     log.note("read")
     log.write_change("change")
     log.close()
+
+
+def test_it_is_where_and_as_much_as_is_said(tmp_path, monkeypatch):
+    """``docs/security.md`` says so of a server that names no file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = audit.audit_file("node", 7070)
+    assert path == tmp_path / "cache" / "frostline" / "audit" / "node-7070.jsonl"
+    path.parent.mkdir(parents=True, mode=0o700)
+    for size in (63 << 20, *6 * [64 << 20]):
+        path.touch(mode=0o600)
+        os.truncate(path, size)
+        log = AuditLog(path)
+        for number in range(1100):
+            log.note("read", tenant="ann", data=f"file:///{number}", samples=1)
+        log.close()
+        if size < 64 << 20:
+            assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert {file.name for file in path.parent.iterdir()} == {path.name, *(f"{path.name}.{n}" for n in range(1, 5))}
+    assert 1024 <= len(lines(path)) <= 1030
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700

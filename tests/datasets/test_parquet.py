@@ -9,6 +9,7 @@ import base64
 import io
 import json
 import threading
+import time as time_module
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, time, timedelta
@@ -34,6 +35,7 @@ from frostline.core.errors import (
     SettingError,
 )
 from frostline.core.events import SampleSkipped
+from frostline.core.system import give_back_freed
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats.cells_apart import CellsApart, column_of_group
 from frostline.datasets.formats.known import format_named
@@ -41,7 +43,7 @@ from frostline.datasets.formats.parquet import Cell, CellCache, CellReader, Parq
 from frostline.datasets.formats.ranges import written_out_bytes
 from frostline.datasets.formats.tables import columns_of_schema
 from frostline.datasets.reading import open_samples
-from frostline.engines.machine import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
+from frostline.engines.machine import can_measure, look_anew, peak_bytes, resident_bytes
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry
@@ -952,7 +954,7 @@ def test_columns_that_are_read_again_are_not_looked_for_again(store, monkeypatch
     [entry] = store.list()
     reader, object = CellReader(store, CellCache()), str(Cell.of(entry, "image"))
     assert reader.read(object, 0, 3) == b"one"
-    monkeypatch.setattr("frostline.datasets.formats.parquet.column_chunk", None)
+    monkeypatch.setattr("frostline.datasets.formats.parquet.ColumnChunks", None)
     assert reader.read(object, 1, 5) == b"other"
 
 
@@ -992,3 +994,33 @@ def test_a_file_of_many_columns_is_opened_no_more_often_for_them(store, monkeypa
         store.write("x.parquet", table_bytes({"image": pa.array([b"one", b"other"]), **texts}))
         assert len(read(store).table) == 2
         assert len(opened) < 20
+
+
+@pytest.mark.promise("bounded", mended="a file of 20,000 row groups took minutes to list")
+def test_a_file_of_many_row_groups_is_listed_in_a_linear_time(store, monkeypatch):
+    opened, known = [], pq.ParquetFile
+    monkeypatch.setattr(pq, "ParquetFile", lambda *words, **options: opened.append(1) or known(*words, **options))
+    for rows in (100, 1_000):
+        opened.clear()
+        cells = pa.array([bytes([row % 256]) * 20 for row in range(rows)])
+        store.write("x.parquet", table_bytes({"image": cells}, row_group_size=1))
+        began_s = time_module.process_time()
+        assert len(read(store).table) == rows
+        assert time_module.process_time() - began_s < 0.0025 * rows + 0.5
+        assert len(opened) < rows + 20
+
+
+@pytest.mark.promise("complete", mended="a file whose footer has more than 4 MiB was listed, and none of it was read")
+def test_a_file_with_the_largest_footer_that_is_listed_is_read(store):
+    table, file = pa.table({"image": pa.array([b"one", b"other"])}), io.BytesIO()
+    with pq.ParquetWriter(file, table.schema, store_schema=False) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({"about": "x" * 8_000_000})
+    data = file.getvalue()
+    assert 7 << 20 < int.from_bytes(data[-8:-4], "little") < 8 << 20
+    store.write("x.parquet", data)
+    assert len(read(store).table) == 2
+    [entry] = store.list()
+    for reader in readers(store, 1 << 30):
+        for _ in range(2):
+            assert bytes(reader.read(str(Cell.of(entry, "image")), 1, 5)) == b"other"

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -81,6 +82,9 @@ def test_each_promise_is_held_by_tests_whose_marks_say_so():
     page = tools["page"]()
     assert "| `prefetch/test_window.py` |" in page
     assert "a flipped bit in an answer was a wrong feature" in page
+    assert "by\ndefault 50, and ten times as many with `make test-long`" in page
+    drawn = [settings.get_profile(name).max_examples for name in ("here", "ci", "long")]
+    assert drawn == [tools["EXAMPLES"], tools["EXAMPLES"], 10 * tools["EXAMPLES"]]
 
 
 def test_a_mark_of_a_promise_counts_cases_of_its_own_class_and_file():

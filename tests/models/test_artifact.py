@@ -1,6 +1,7 @@
 """A prefix is data: it reads back as it was, and nothing that is planted in it runs or takes memory."""
 
 import json
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -227,3 +228,30 @@ def test_an_operator_that_nodes_do_not_run_is_named_when_the_prefix_is_written()
     nodes = (replace(prefix.graph.nodes[0], op="aten.special_bessel_j0.default"), *prefix.graph.nodes[1:])
     with pytest.raises(ModelError, match="bessel_j0"):
         write_prefix(replace(prefix, graph=replace(prefix.graph, nodes=nodes)))
+
+
+class _Planted:
+    def __reduce__(self):
+        return pytest.fail, ("something was unpickled",)
+
+
+def test_pickles_and_archives_that_run_code_are_no_prefixes(tmp_path):
+    """Neither by themselves nor in the place of weights: nothing of them is loaded."""
+    exported = torch.export.export(torch.nn.Linear(2, 2), (torch.zeros(1, 2),))
+    torch.export.save(exported, tmp_path / "x.pt2")
+    torch.save(_Planted(), tmp_path / "x.pt")
+    torch.save(_Planted(), tmp_path / "y.pt", _use_new_zipfile_serialization=False)
+    bodies = [pickle.dumps(_Planted()), *(path.read_bytes() for path in sorted(tmp_path.iterdir()))]
+    for body in bodies:
+        for sent in (body, len(body).to_bytes(8, "little") + body, BODY[:8] + body):
+            with pytest.raises(UnsafeArtifact):
+                read_prefix(sent)
+
+
+@pytest.mark.parametrize("number", [6, 1, -1, True, "float32", {"dtype": "object"}, {"dtype": 6}, {"ref": "x"}])
+def test_only_the_name_of_a_dtype_is_one(number):
+    """Torch takes numbers for dtypes, of which some end the process."""
+    for op, args in (("aten.to.dtype", (X, number)), ("aten.full_like.default", (X, 1))):
+        more = {} if op == "aten.to.dtype" else {"dtype": number}
+        with pytest.raises(UnsafeArtifact):
+            engine_of(with_nodes_in_front(node("a", op, *args, **more)))

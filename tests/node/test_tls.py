@@ -632,3 +632,31 @@ def started(*arguments):
             yield process
         finally:
             process.terminate()
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_no_session_goes_on_in_another_connection(authority, files, version):
+    """Else a client whose certificate was revoked meanwhile would be known by its session."""
+    wants = server_context(replace(files, client_ca=str(authority.ca))).current()
+    shows = ssl.create_default_context(cafile=str(authority.ca))
+    shows.minimum_version = shows.maximum_version = version
+    shows.load_cert_chain(*authority.issue(["trainer"], is_client=True))
+
+    def connected(session):
+        to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = shows.wrap_bio(to_client, to_server, server_hostname="127.0.0.1", session=session)
+        server = wants.wrap_bio(to_server, to_client, server_side=True)
+        waiting = [client, server]
+        while waiting:
+            for side in waiting[:]:
+                with suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+                    waiting.remove(side)
+        server.write(b"x")
+        assert client.read(1) == b"x"  # behind which a session would have come
+        return client
+
+    first = connected(None)
+    for _ in range(3):
+        assert not connected(first.session).session_reused
+    assert wants.session_stats()["number"] == 0, "and none is kept, which strangers could fill memory with"

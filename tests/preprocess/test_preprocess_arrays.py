@@ -83,6 +83,18 @@ def test_objects_in_an_array_are_never_unpickled():
         decoded(pickle.dumps(Planted()))
 
 
+def test_a_header_is_no_longer_than_any_image_has():
+    """It is parsed as Python's literals: of more bytes that takes long."""
+    for length in (900, 1100, 60_000):
+        padded = "{'descr': '|u1', 'fortran_order': False, 'shape': (8, 8, 3), }".ljust(length) + "\n"
+        data = b"\x93NUMPY\x01\x00" + len(padded).to_bytes(2, "little") + padded.encode() + bytes(192)
+        if length < 1024:
+            assert pixels_of(data).shape == (8, 8, 3)
+            continue
+        with pytest.raises(SampleError, match="its header cannot be read"):
+            pixels_of(data)
+
+
 def test_a_broken_array_gets_a_sentence_wherever_it_is_cut():
     data = npy(np.zeros((8, 8, 3), np.uint8))
     for length in (6, 9, 20, 100, len(data) - 1):

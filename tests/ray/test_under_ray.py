@@ -2,7 +2,11 @@
 
 import os
 import signal
+import socket
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,6 +50,35 @@ def joined(here, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", here.address)
     monkeypatch.setattr(membership, "_EVERY_S", 0.2)
     return here
+
+
+@pytest.mark.promise("secret")
+@pytest.mark.skipif(sys.platform != "linux", reason="this system does not say which processes listen where")
+def test_what_is_started_listens_on_the_loopback_alone(here):
+    """Whoever reaches a port of Ray runs programs."""
+    inodes, found = listening_inodes(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            said = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            if str(here.state.parent).encode() in said:
+                links = [str(descriptor.readlink()) for descriptor in (process / "fd").iterdir()]
+                found += [inodes[link] for link in links if link in inodes]
+    assert len(found) >= 3
+    assert set(found) <= {"127.0.0.1", "::1"}
+
+
+def listening_inodes():
+    """The addresses at which sockets listen, by what a descriptor of theirs is called."""
+    found = {}
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A":
+                raw = bytes.fromhex(words[1].partition(":")[0])
+                raw = b"".join(raw[start : start + 4][::-1] for start in range(0, len(raw), 4))
+                address = socket.inet_ntop(family, raw).removeprefix("::ffff:")
+                found[f"socket:[{words[9]}]"] = address
+    return found
 
 
 def test_killed_actors_come_back_elsewhere_with_the_same_losses(folder, joined):

@@ -23,6 +23,7 @@ from frostline.stores.cloud import azure_settings, cloud_store, google_settings,
 from frostline.stores.open import open_store
 from frostline.stores.protocols import is_other_version, version_of_time
 from frostline.stores.urls import parse_url
+from frostline.stores.web import hosts_alone
 from support.bucket_peer import bucket_peer
 from support.web import web_server
 
@@ -353,3 +354,56 @@ def test_no_secret_gets_into_a_manifest_a_log_or_a_repr(s3, monkeypatch, caplog,
     for secret in (said["AWS_SECRET_ACCESS_KEY"], said["AWS_ACCESS_KEY_ID"]):
         assert secret not in shown
         assert secret.encode() not in table
+
+
+@pytest.mark.parametrize("host", ["127.1", "0x7f.1", "2130706433", "b\u00fccket.example", "store.example.", "a%62c"])
+def test_a_host_that_the_driver_writes_in_another_way_is_asked_as_ever(host):
+    assert hosts_alone(f"http://{host}:9000") == {}
+    assert hosts_alone("http://store.example", f"http://{host}") == {}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "STORE-1.example", "minio"])
+def test_a_proxy_of_the_environment_stays_in_use(host, monkeypatch):
+    found = hosts_alone("", f"http://{host}:9000/a")
+    assert found["proxy_excludes"] == host.strip("[]").lower()
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    assert hosts_alone(f"http://{host}:9000") == {}
+
+
+class _All:
+    """Where every path is said to have gone to."""
+
+    def __init__(self, location):
+        self._location = location
+
+    def get(self, _):
+        return 307, self._location
+
+
+@pytest.mark.promise("data", mended="the server of a bucket led the node to any other host, whose answer was a sample")
+@pytest.mark.parametrize("how", ["keys", "profile", "environment", "s3", "gs", "az"])
+def test_the_server_of_a_bucket_leads_to_no_other_host(how, nobody, tmp_path, monkeypatch):
+    scheme = how if how in ("gs", "az") else "s3"
+    if how in ("keys", "environment"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "A" * 20)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-secret")
+    if how == "profile":
+        (tmp_path / "credentials").write_text("[p]\naws_access_key_id = A\naws_secret_access_key = not-secret\n")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    with web_server() as web, web_server() as other:
+        options = {"keys": "", "profile": "&profile=p"}.get(how, "&anonymous=true")
+        options += "&account=a" if how == "az" else "" if how == "gs" else "&region=eu-1"
+        url = f"{scheme}://photos/waste?endpoint={web.url}{options}"
+        if how == "environment":
+            monkeypatch.setenv("AWS_ENDPOINT_URL", web.url)
+            monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+            url = "s3://photos/waste?region=eu-1"
+        other.objects["private/secret"] = b"0123456789"
+        host = other.url.replace("127.0.0.1", "localhost")
+        web.redirects = _All(f"{host}/private/secret")
+        store = cloud_store(url, parse_url(url), retry_for_s=0.0)
+        for use in (lambda: store.read("x.jpg", 0, 10), lambda: store.describe("x.jpg"), lambda: list(store.list())):
+            with pytest.raises(StoreError, match="redirects to another host, which is not followed"):
+                use()
+        assert web.seen
+        assert other.seen == []

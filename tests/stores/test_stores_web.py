@@ -271,3 +271,17 @@ def test_a_body_without_an_end_is_read_no_further_than_was_asked_for(head, read,
             with pytest.raises((DataError, StoreError, StoreUnavailable), match=error):
                 store.read("x.jpg", 0, 5) if read == "read" else list(store.list())
     assert sent[0] < 64 << 20
+
+
+def test_redirects_are_bounded_in_the_same_way_behind_a_proxy(monkeypatch):
+    with web_server() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.delenv("no_proxy", raising=False)
+        proxy.objects["http://photos.example/waste/x.jpg"] = TEN
+        store = open_store("http://photos.example/waste")
+        assert bytes(store.read("x.jpg", 2, 3)) == b"234"
+        for place in ("http://169.254.169.254/waste/x.jpg", "http://photos.example/private", "//other.example/waste/x"):
+            proxy.redirects["http://photos.example/waste/y.jpg"] = (302, place)
+            with pytest.raises(StoreError, match="redirects out of it"):
+                store.read("y.jpg", 0, 10)
+        assert {path for _, path in proxy.seen} == {f"http://photos.example/waste/{name}.jpg" for name in "xy"}

@@ -244,6 +244,26 @@ def test_a_client_that_dies_takes_its_trainer_with_it(folder, idle):
         until(lambda: not runs(trainer))
 
 
+@pytest.mark.promise("data")
+@pytest.mark.skipif(sys.platform != "linux", reason="this system does not say how much a process takes")
+def test_a_trainer_writes_to_no_file_that_has_a_name(folder, idle):
+    endless = assignment_for(folder, recipe=ENDLESS)
+    with training(idle.url, endless) as one:
+        for _ in range(3):
+            next(iter(one))
+        [trainer] = trainers_of(idle.pid)
+        written, process = [], Path("/proc", str(trainer))
+        for descriptor in (process / "fd").iterdir():
+            flags = next(
+                line for line in (process / "fdinfo" / descriptor.name).read_text().splitlines() if "flags" in line
+            )
+            written += [str(descriptor.readlink())] if int(flags.split()[1], 8) & os.O_ACCMODE else []
+        assert written, "what it trained goes to a file without one"
+        assert [
+            name for name in written if name.startswith("/") and "(deleted)" not in name and name != os.devnull
+        ] == []
+
+
 def killed(node, endless):
     """The trainers of a node that is killed while one trains."""
     with suppress(NodeUnreachable), training(node.url, endless) as one:

@@ -5,8 +5,10 @@ The checksum of bytes that are kept: CRC-32, the same as zlib's, by instructions
 The version, in one place.
 """
 
+import ctypes
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -21,6 +23,7 @@ __all__ = (
     "connection_slots",
     "cores_busy_s",
     "crc32",
+    "give_back_freed",
     "in_background",
     "is_stopped",
     "max_open_files",
@@ -212,3 +215,11 @@ def collector_rests() -> Iterator[None]:
 
 
 __version__ = "0.1.0"
+
+
+def give_back_freed() -> None:
+    """Have the C library give back what was freed, which it keeps else, in parts of its heap that have holes."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

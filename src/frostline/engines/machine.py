@@ -45,7 +45,6 @@ __all__ = (
     "end_at_once",
     "free_bytes",
     "free_device_bytes",
-    "give_back_freed",
     "hardware_name",
     "host_digest",
     "import_now",
@@ -336,14 +335,6 @@ def limit_memory(max_bytes: int) -> None:
         import resource  # which Windows lacks
 
         resource.setrlimit(resource.RLIMIT_DATA, (_field("VmData:") + max_bytes, resource.RLIM_INFINITY))
-
-
-def give_back_freed() -> None:
-    """Have the C library give back what was freed, so that what is taken next shows."""
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:
-            trim(0)
 
 
 def _field(name: str) -> int:

@@ -14,8 +14,9 @@ import torch
 from frostline.core import Cut, Graph, Levels
 from frostline.core.errors import EngineUnsupported, UnsafeArtifact
 from frostline.core.nouns import widen_bfloat16
+from frostline.core.system import give_back_freed
 from frostline.engines.catalog import build, offer_of
-from frostline.engines.machine import can_measure, give_back_freed, look_anew, peak_bytes, resident_bytes
+from frostline.engines.machine import can_measure, look_anew, peak_bytes, resident_bytes
 from frostline.engines.measure import LONG_RUN_S
 from frostline.engines.protocols import Engine, Footprint, Pixels, calibration_pixels, evaluation_pixels, levels_of
 from frostline.profiles import Trial

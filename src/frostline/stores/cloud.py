@@ -47,7 +47,7 @@ from frostline.stores.protocols import (
 )
 from frostline.stores.retry import RetryingSections
 from frostline.stores.urls import Root, check_name, parse_url
-from frostline.stores.web import WebClient, WebStore
+from frostline.stores.web import WebClient, WebStore, hosts_alone
 
 if TYPE_CHECKING:
     from obstore import ListResult, ObjectMeta
@@ -576,6 +576,9 @@ def _times(timeout_s: float) -> dict[str, str]:
     return {"connect_timeout": connect_ms, "read_timeout": read_ms, "timeout": "365days"}
 
 
+_S3_ADDRESSES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+
 def _client(root: Root, timeout_s: float, retries: int) -> "Client":
     match root.scheme:
         case "s3":
@@ -592,9 +595,14 @@ def _s3(root: Root, retries: int, times: dict[str, str]) -> "S3Store":
     options, said = dict(root.options), environment("AWS_")
     config: dict[str, Any] = {**times, **s3_settings(options, said)}
     profile = None if "anonymous" in options else profile_of(options, said)
+    addresses = [said.get(name, "") for name in _S3_ADDRESSES]
     if profile is None:
+        # Else other servers are asked for keys.
+        if "skip_signature" in config or said.keys() & {"AWS_ACCESS_KEY_ID", "AWS_SKIP_SIGNATURE"}:
+            config |= hosts_alone(config.get("endpoint", ""), *addresses)
         return S3Store(root.place, retry_config=_tries(retries), config=config)  # type: ignore[arg-type]
     config, credentials = signing_settings(profile, config, said)
+    config |= hosts_alone(config.get("endpoint", ""), *addresses)
     return S3Store(root.place, retry_config=_tries(retries), config=config, credential_provider=credentials)  # type: ignore[arg-type]
 
 
@@ -602,6 +610,8 @@ def _google(root: Root, retries: int, times: dict[str, str]) -> "GCSStore":
     from obstore.store import GCSStore
 
     settings: Any = {**times, **google_settings(dict(root.options), environment("STORAGE_"))}
+    if "skip_signature" in settings:
+        settings |= hosts_alone(settings.get("base_url", ""))
     return GCSStore(root.place, retry_config=_tries(retries), config=settings)
 
 
@@ -609,6 +619,9 @@ def _azure(root: Root, retries: int, times: dict[str, str]) -> "AzureStore":
     from obstore.store import AzureStore
 
     settings: Any = {**times, **azure_settings(dict(root.options), environment("AZURE_"))}
+    told = _azure_told(root)
+    if told.keys() & {"account_key", "sas_key", "bearer_token", "skip_signature"}:
+        settings |= hosts_alone(told.get("endpoint", ""))
     return AzureStore(root.place, retry_config=_tries(retries), config=settings)
 
 
@@ -686,6 +699,16 @@ _AZURE_VARIABLES = {
 _MAX_PAGE_BYTES = 64 << 20
 
 
+def _azure_told(root: Root) -> dict[str, str]:
+    """All that the driver is told, with what it reads by itself."""
+    said = environment("AZURE_")
+    told = azure_settings(dict(root.options), said)
+    for name, variables in _AZURE_VARIABLES.items():
+        found = next((said[variable] for variable in variables if said.get(variable)), "")
+        told = {name: found, **told} if found else told
+    return told
+
+
 def list_azure(root: Root, timeout_s: float, prefix: str, delimiter: str = "") -> Iterator[Entry]:
     """The blobs of a container under a prefix, by their names as they are.
 
@@ -699,11 +722,7 @@ def list_azure(root: Root, timeout_s: float, prefix: str, delimiter: str = "") -
         AccessDenied: the credentials are none that a request can be signed with here.
         StoreUnavailable: the service did not answer.
     """
-    said = environment("AZURE_")
-    told = azure_settings(dict(root.options), said)
-    for name, variables in _AZURE_VARIABLES.items():
-        found = next((said[variable] for variable in variables if said.get(variable)), "")
-        told = {name: found, **told} if found else told
+    told = _azure_told(root)
     endpoint = told.get("endpoint") or f"https://{told.get('account_name', '')}.blob.core.windows.net"
     place = parse_url(endpoint)
     client, marker, is_first = WebClient(endpoint, place, timeout_s), "", True

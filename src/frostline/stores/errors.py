@@ -18,7 +18,10 @@ from frostline.core.errors import (
 from frostline.stores.protocols import TIMEOUT
 from frostline.stores.urls import object_url, parse_url
 
-__all__ = ("OddName", "error_of_driver", "error_of_status")
+__all__ = ("NOWHERE", "OddName", "error_of_driver", "error_of_status")
+
+NOWHERE = "127.255.255.254:1"
+"""A place where nothing listens, to which the driver goes instead of to another host than its endpoint's."""
 
 
 class OddName(DataError):
@@ -96,6 +99,10 @@ def _by_text(text: str, url: str, name: str) -> FrostlineError:
         )
     if "Invalid range:" in text or "Wanted range starting at" in text:
         return _cut_short(what)
+    if f"{NOWHERE}," in text:
+        return StoreError(
+            f"the server of {url} redirects to another host, which is not followed: name what lies there by its own URL"
+        )
     if "kind: Timeout" in text:
         return StoreUnavailable(
             f"nothing came from the store for {what} within {TIMEOUT} (30 s unless set), or the job's deadline_s"

@@ -29,13 +29,14 @@ from frostline.core.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from frostline.stores.errors import error_of_status
+from frostline.stores.errors import NOWHERE, error_of_status
 from frostline.stores.protocols import TIMEOUT, UNREADABLE, Buffer, Dated, Entry, version_of_time
 from frostline.stores.urls import Root, check_name, is_name, object_url
 
 __all__ = (
     "WebClient",
     "WebStore",
+    "hosts_alone",
     "path_of_redirect",
     "refuse_private_address",
 )
@@ -210,6 +211,36 @@ def path_of_redirect(url: str, root: Root, path: str, location: str) -> str:
             "name what lies there by its own URL"
         )
     return found.path + (f"?{found.query}" if found.query else "")
+
+
+# Names of hosts, and no number that is an address in another way of writing.
+_HOST = re.compile(r"(?:[a-z0-9_-]+\.)*[a-z][a-z0-9_-]*")
+
+
+def hosts_alone(*addresses: str) -> dict[str, str]:
+    """Settings with which the driver of buckets asks the hosts of some addresses alone, wherever these redirect it.
+
+    It follows redirects, and has no setting against that. But it asks other hosts through a proxy then, which is none.
+    A proxy that the environment names stays in use, and decides itself.
+
+    Args:
+        addresses: addresses of servers, of which empty ones say nothing.
+
+    Returns:
+        No settings where a host is written so that the driver would not know it again.
+    """
+    hosts = {urlsplit(address).hostname or "" for address in addresses} - {""}
+    if not hosts or urllib.request.getproxies() or not all(map(_is_plain, hosts)):
+        return {}
+    return {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": ",".join(sorted(hosts))}
+
+
+def _is_plain(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return _HOST.fullmatch(host) is not None
+    return True
 
 
 def refuse_private_address(url: str, host: str, address: str, public_hosts: set[str]) -> None:

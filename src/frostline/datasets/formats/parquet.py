@@ -34,9 +34,10 @@ from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, table_l
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.ranges import (
+    LARGEST_FOOTER,
     CheckedPages,
+    ColumnChunks,
     RangeFile,
-    column_chunk,
     in_words,
     is_parquet,
     keeps_dictionaries,
@@ -44,7 +45,7 @@ from frostline.datasets.formats.ranges import (
     open_parquet,
     parquet_file,
     read_columns,
-    with_dictionaries,
+    reading_dictionaries,
 )
 from frostline.datasets.formats.tables import (
     HEADER_BYTES,
@@ -159,7 +160,13 @@ def _places(chunk: pa.Array) -> tuple[memoryview, npt.NDArray[np.int64], npt.NDA
     return memoryview(data or b""), ends[:-1], lengths
 
 
-def group_cells(source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, group: int, path: str) -> Cells:
+def group_cells(
+    source: IO[bytes] | RangeFile,
+    metadata: pq.FileMetaData,
+    group: int,
+    path: str,
+    chunks: ColumnChunks | None = None,
+) -> Cells:
     """The cells of a column of a row group, in hardly more memory than its pages have bytes.
 
     Pages with dictionaries are read as such, so that a value that many rows have is there once. Pages in which a value
@@ -170,6 +177,7 @@ def group_cells(source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, group:
         metadata: metadata of its footer.
         group: number of the row group.
         path: path of the column, that of a leaf or of a list of numbers.
+        chunks: the footer's columns, where they are asked for more than once.
 
     Raises:
         DataError: The column is damaged, or has more bytes than the footer says.
@@ -178,10 +186,12 @@ def group_cells(source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, group:
     place = place_of_leaf(metadata, path)
     if not metadata.row_group(group).num_rows:
         return Cells.of([])
-    about, most = column_chunk(metadata, group, place), cells_bytes(metadata, group, place)
+    about = (chunks or ColumnChunks(metadata)).of(group, place)
+    most = _cells_bytes(metadata, group, place, about)
     source = CheckedPages(source, about, most)
-    if about.physical_type != "BYTE_ARRAY" or keeps_dictionaries(metadata, group, place):
-        file = with_dictionaries(source, metadata, [path], [group])
+    is_dictionary = keeps_dictionaries(about)
+    if is_dictionary or about.physical_type != "BYTE_ARRAY":
+        file = reading_dictionaries(source, metadata, [place] if is_dictionary else [])
         return Cells.of(_leaves(file.read_row_group(group, columns=[path], use_threads=False).column(0)))
     file = pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=metadata, pre_buffer=False)
     found = list[pa.Array]()
@@ -207,8 +217,8 @@ CELLS_BYTES = 256 << 20
 """Default memory for decoded columns, in bytes."""
 # What decoding a chunk takes at its peak beside itself: its compressed bytes, and a page more than once.
 _WHILE_DECODED = 3
-# Files of which footers are kept, and bytes of these as they lie there.
-_MAX_FILES, _MAX_FOOTER_BYTES = 256, 4 << 20
+# Files of which footers are kept, whose bytes are together those of the largest.
+_MAX_FILES = 256
 # Seconds for which a column that could not be decoded is not tried again for each of its rows, and how many such.
 _FAILED_S, _MAX_FAILED = 60.0, 256
 _BESIDE = "+"  # stands between columns, in whose quoted names there is none
@@ -384,7 +394,7 @@ class CellFile:
 
     def kept_bytes(self) -> int:
         """Bytes of which so many are kept; at least those of a small footer."""
-        return max(self.nbytes, _MAX_FOOTER_BYTES // _MAX_FILES)
+        return max(self.nbytes, LARGEST_FOOTER // _MAX_FILES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -481,7 +491,7 @@ class CellReader:
         self._url = url
         self._lock = threading.Lock()
         self._failed: TTLCache[tuple[object, ...], str] = TTLCache(_MAX_FAILED, _FAILED_S)
-        self._files: LRUCache[tuple[str, int, str], CellFile] = LRUCache(_MAX_FOOTER_BYTES, CellFile.kept_bytes)
+        self._files: LRUCache[tuple[str, int, str], CellFile] = LRUCache(LARGEST_FOOTER, CellFile.kept_bytes)
 
     def read(self, object: str, offset: int, length: int) -> Buffer:
         """See ``Readable.read``: the bytes of a cell, which are copied."""
@@ -581,7 +591,11 @@ def place_of_leaf(metadata: pq.FileMetaData, column: str) -> int:
 
 def cells_bytes(metadata: pq.FileMetaData, group: int, place: int) -> int:
     """The most bytes of the cells of a column of a row group, by what the file's footer says."""
-    rows, about = metadata.row_group(group).num_rows, column_chunk(metadata, group, place)
+    return _cells_bytes(metadata, group, place, ColumnChunks(metadata).of(group, place))
+
+
+def _cells_bytes(metadata: pq.FileMetaData, group: int, place: int, about: pq.ColumnChunkMetaData) -> int:
+    rows = metadata.row_group(group).num_rows
     values, pages = max(rows, about.num_values), max(about.total_uncompressed_size, about.total_compressed_size)
     if about.physical_type in NUMBER_BYTES:
         return int(max(pages, values * NUMBER_BYTES[about.physical_type]) + rows * HEADER_BYTES)
@@ -760,5 +774,6 @@ def _record_lengths(source: RangeFile, metadata: pq.FileMetaData, paths: Sequenc
 
 def _groups(source: RangeFile, metadata: pq.FileMetaData, path: str) -> Iterator[Cells]:
     """A column, a row group at a time."""
+    chunks = ColumnChunks(metadata)
     for group in range(metadata.num_row_groups):
-        yield group_cells(source, metadata, group, path)
+        yield group_cells(source, metadata, group, path, chunks)

@@ -26,11 +26,12 @@ from frostline.datasets.formats.left_out import is_hidden
 from frostline.stores.protocols import Entry, Versioned, is_other_version
 
 __all__ = (
+    "LARGEST_FOOTER",
     "CheckedPages",
+    "ColumnChunks",
     "ObjectRanges",
     "RangeFile",
     "check_written_out",
-    "column_chunk",
     "in_words",
     "is_parquet",
     "keeps_dictionaries",
@@ -38,6 +39,7 @@ __all__ = (
     "open_parquet",
     "parquet_file",
     "read_columns",
+    "reading_dictionaries",
     "short_lists",
     "with_dictionaries",
     "written_out_bytes",
@@ -58,14 +60,14 @@ _WRITERS_OWN = re.compile(r"(?:^|/)_[^/=]*/")
 
 # A footer takes some forty times its bytes once it is read; and an element of one of its lists up to a kilobyte, where
 # three bytes say how many there are.
-_LARGEST_FOOTER, _LONGEST_FOOTER_LIST = 8 << 20, 1 << 16
+LARGEST_FOOTER, _LONGEST_FOOTER_LIST = 8 << 20, 1 << 16
 _FOOTER_END = 8
 
 
 def _check_footer(name: str, end: bytes) -> None:
-    if end.endswith(b"PAR1") and int.from_bytes(end[:4], "little") > _LARGEST_FOOTER:
+    if end.endswith(b"PAR1") and int.from_bytes(end[:4], "little") > LARGEST_FOOTER:
         raise DataError(
-            f"{name} has a footer of more than {_LARGEST_FOOTER >> 20} MiB: write it with fewer row groups or columns"
+            f"{name} has a footer of more than {LARGEST_FOOTER >> 20} MiB: write it with fewer row groups or columns"
         )
 
 
@@ -184,45 +186,49 @@ _KNOWN = frozenset({"PLAIN", "PLAIN_DICTIONARY", "RLE_DICTIONARY", "RLE", "BIT_P
 _LARGEST_DICTIONARY = 1 << 30
 
 
-class _Asked(Exception):
-    """Arrow asks for the bytes of a column."""
-
-
 class _Unread(RangeFile):
-    """A file of any size, of which nothing is read."""
+    """A file of any size that has no bytes, and knows whether some were asked for."""
 
     def __init__(self) -> None:
-        self._place, self.size = 0, 1 << 62
+        self._place, self.size, self.is_asked = 0, 1 << 62, False
 
     def read(self, size: int = -1) -> bytes:  # noqa: ARG002
-        """See ``_Asked``."""
-        raise _Asked
+        """Nothing: to raise here would have Arrow write a traceback for each column."""
+        self.is_asked = True
+        return b""
 
 
-def _unread(metadata: pq.FileMetaData) -> pq.ParquetFile:
-    """A file with that footer, for ``column_chunk``; of many columns it takes long to open."""
-    return pq.ParquetFile(pa.PythonFile(_Unread(), mode="r"), metadata=metadata, pre_buffer=False)
+class ColumnChunks:
+    """What a footer says of each column of each row group. For one thread; of many columns it takes long to make.
 
-
-def column_chunk(
-    metadata: pq.FileMetaData, group: int, place: int, file: pq.ParquetFile | None = None
-) -> pq.ColumnChunkMetaData:
-    """What a footer says of a column of a row group.
-
-    Asked for what is encrypted or makes no sense, Arrow ends the process; asked to read such a column, it raises. So it
-    is asked to read first, from where there is nothing.
-
-    Raises:
-        ArrowException, OSError: The column is encrypted or damaged; see ``in_words``.
+    Args:
+        metadata: metadata of the footer.
     """
-    file = _unread(metadata) if file is None else file
-    path = metadata.schema.column(place).path
-    try:
-        for _ in file.iter_batches(1, row_groups=[group], columns=[path], use_threads=False):
-            break
-    except _Asked:
-        return metadata.row_group(group).column(place)
-    raise pa.ArrowInvalid(f"the column {path} has no pages")
+
+    def __init__(self, metadata: pq.FileMetaData) -> None:
+        self._metadata, self._source = metadata, _Unread()
+        self._file = pq.ParquetFile(pa.PythonFile(self._source, mode="r"), metadata=metadata, pre_buffer=False)
+
+    def of(self, group: int, place: int) -> pq.ColumnChunkMetaData:
+        """What it says of one.
+
+        Asked for what is encrypted or makes no sense, Arrow ends the process; asked to read such a column, it raises.
+        So it is asked to read first, from where there is nothing.
+
+        Raises:
+            ArrowException, OSError: The column is encrypted or damaged; see ``in_words``.
+        """
+        path = self._metadata.schema.column(place).path
+        self._source.is_asked = False
+        try:
+            for _ in self._file.iter_batches(1, row_groups=[group], columns=[path], use_threads=False):
+                break
+        except (pa.ArrowException, OSError):
+            if not self._source.is_asked:
+                raise
+        if not self._source.is_asked:
+            raise pa.ArrowInvalid(f"the column {path} has no pages")
+        return self._metadata.row_group(group).column(place)
 
 
 class CheckedPages(RangeFile):
@@ -357,26 +363,34 @@ def with_dictionaries(
         groups: numbers of the row groups that are to be read.
     """
     groups = [group for group in groups if metadata.row_group(group).num_rows]
-    paths = [f"{metadata.schema.column(place).path}." for place in range(metadata.num_columns)]
-    wanted = tuple(f"{column}." for column in columns)
-    places = [place for place, path in enumerate(paths) if path.startswith(wanted)]
-    file = _unread(metadata)
-    kept = [place for place in places if all(keeps_dictionaries(metadata, group, place, file) for group in groups)]
+    leaves = [metadata.schema.column(place) for place in range(metadata.num_columns)]
+    wanted, chunks = tuple(f"{column}." for column in columns), ColumnChunks(metadata)
+    kept = [
+        place
+        for place, leaf in enumerate(leaves)
+        if f"{leaf.path}.".startswith(wanted)
+        and leaf.physical_type == "BYTE_ARRAY"
+        and all(keeps_dictionaries(chunks.of(group, place)) for group in groups)
+    ]
+    return reading_dictionaries(source, metadata, kept)
+
+
+def reading_dictionaries(
+    source: IO[bytes] | RangeFile, metadata: pq.FileMetaData, places: Sequence[int]
+) -> pq.ParquetFile:
+    """A file of which the columns of some numbers are read as dictionaries."""
     return pq.ParquetFile(
         pa.PythonFile(source, mode="r"),
         metadata=metadata,
         pre_buffer=False,
-        read_dictionary=[metadata.schema.column(place).path for place in kept],
+        read_dictionary=[metadata.schema.column(place).path for place in places],
     )
 
 
-def keeps_dictionaries(metadata: pq.FileMetaData, group: int, place: int, file: pq.ParquetFile | None = None) -> bool:
+def keeps_dictionaries(about: pq.ColumnChunkMetaData) -> bool:
     """Whether a column of a row group holds texts or binary values that can be read as a dictionary."""
-    if metadata.schema.column(place).physical_type != "BYTE_ARRAY":
-        return False
-    about = column_chunk(metadata, group, place, file)
-    fits = about.total_uncompressed_size < _LARGEST_DICTIONARY
-    return _KNOWN.issuperset(about.encodings) and bool(fits)
+    fits = about.physical_type == "BYTE_ARRAY" and about.total_uncompressed_size < _LARGEST_DICTIONARY
+    return bool(fits) and _KNOWN.issuperset(about.encodings)
 
 
 def read_columns(source: RangeFile, metadata: pq.FileMetaData, object: str, names: Sequence[str]) -> pa.Table:
@@ -475,8 +489,8 @@ def _mean_values(metadata: pq.FileMetaData, name: str) -> float:
     paths = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
     leaves = [place for place, path in enumerate(paths) if path.startswith(f"{name}.")]
     groups = [group for group in range(metadata.num_row_groups) if metadata.row_group(group).num_rows]
-    file = _unread(metadata)
-    values = sum(column_chunk(metadata, group, place, file).num_values for group in groups for place in leaves)
+    chunks = ColumnChunks(metadata)
+    values = sum(chunks.of(group, place).num_values for group in groups for place in leaves)
     return float(values / max(1, metadata.num_rows))
 
 

@@ -20,7 +20,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from frostline.core.system import connection_slots
+from frostline.core.system import connection_slots, give_back_freed
 from frostline.core.tokens import site_of
 
 __all__ = (
@@ -42,6 +42,10 @@ __all__ = (
 
 C = TypeVar("C", bound=Hashable)
 
+# So many connections leave tens of megabytes to the C library once no more than a part of them is left.
+_MANY, _FEW = 256, 4
+# Seconds until these are given back: so often at most, for a node needs some of its memory again.
+_RESTS_AFTER_S = 10.0
 _MAX_CONNECTIONS = 4096
 # Browsers send all cookies that they have for `localhost`, whichever port set them.
 _MAX_HEAD_BYTES = 32 << 10
@@ -113,6 +117,7 @@ class ConnectionTable(Generic[C]):
         self._tenants: dict[C, str] = {}
         self._idle: dict[str, dict[C, None]] = {}
         self._working: dict[str, dict[C, None]] = {}
+        self._most = 0
 
     def __len__(self) -> int:
         return len(self._unknown) + len(self._tenants)
@@ -142,7 +147,15 @@ class ConnectionTable(Generic[C]):
         if gone is not connection:
             self._unknown[connection] = now_s, place
             self._unknown_of.setdefault(place, {})[connection] = None
+        self._most = max(self._most, len(self))
         return gone
+
+    def are_over(self) -> bool:
+        """Whether there were many connections of which few are left; asked again, whether there were since."""
+        if self._most < _MANY or _FEW * len(self) > self._most:
+            return False
+        self._most = len(self)
+        return True
 
     def _crowding(self) -> C | None:
         """The oldest unknown connection of the place with most of them, so that one place shuts no other out."""
@@ -287,6 +300,16 @@ class Guards:
         self.rounds = Rounds()
         self.connections: ConnectionTable[Guarded] = ConnectionTable(limits)
         self.log = SeldomLog(LOG)
+        self._rests: asyncio.TimerHandle | None = None
+
+    def note_end(self) -> None:
+        """A connection has ended; where that was one of many, memory is given back a while later."""
+        if self._rests is None and self.connections.are_over():
+            self._rests = asyncio.get_running_loop().call_later(_RESTS_AFTER_S, self._rest)
+
+    def _rest(self) -> None:
+        self._rests = None
+        asyncio.get_running_loop().run_in_executor(None, give_back_freed)
 
     def say(self, what: str) -> None:
         """Log what was done with a connection; see ``SeldomLog``."""
@@ -404,6 +427,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._answering.message_event.set()
         self.pipeline.clear()
         super().connection_lost(exc)
+        self._guards.note_end()
 
     def turn_away(self) -> None:
         """Close it to make space for another."""

@@ -89,6 +89,8 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
         self._is_closing = True
         if self._is_agreed:
             self._protocol.connection_lost(exc)
+        else:
+            self._guards.note_end()
 
     def pause_writing(self) -> None:
         """See ``asyncio.BaseProtocol``."""
