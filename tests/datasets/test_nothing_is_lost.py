@@ -707,3 +707,122 @@ def check_copy(source, copy, format, columns, ids):
         has_names = "frostline_source" in source.columns
         before = source.column("frostline_source").to_pylist() if has_names else list(source.names)
         assert sorted(names.values()) == sorted(before)
+
+
+def test_a_json_that_says_another_class_than_cls_is_named_once_with_the_first_of_them(store, caplog):
+    members = [(f"{key}.jpg", IMAGE) for key in range(6)]
+    cls = [(f"{key}.cls", text) for key, text in enumerate((b"cat", b"dog", b"3", b"cat", b"dog"))]
+    fields = ({"label": "dog"}, {"label": "dog"}, {"cls": "3"}, {"label": None}, {"className": "cat"}, {"label": "ox"})
+    json_of = [(f"{key}.json", json.dumps(about).encode()) for key, about in enumerate(fields)]
+    store.write("a.tar", tar_of([*members, *cls, *json_of]))
+    data = Dataset(store.url)
+    assert [data.classes[label] for label in data.samples.labels] == ["cat", "dog", "3", "cat", "dog", "ox"]
+    wanted = (
+        "label",
+        "of .json against .cls, which counts",
+        2,
+        ("a.tar/0.jpg: dog, not cat", "a.tar/4.jpg: cat, not dog"),
+    )
+    assert said(data) == [wanted]
+    assert said(Dataset(store.url)) == [wanted], "as it was found again"
+    store.write("b.tar", tar_of([("9.jpg", IMAGE), ("9.cls", b"cat"), ("9.json", b'{"label": "cat"}')]))
+    assert said(Dataset(store.url)) == [wanted], "of the first shard nothing was read again"
+    caplog.clear()
+    assert Dataset(store.url, label="meta_label").classes == ("cat", "dog")
+    assert not caplog.records, "the label that was named counts"
+
+
+def test_a_number_of_cls_stands_for_the_name_that_most_of_its_samples_have_in_all_shards(store):
+    def shard(*pairs):
+        rows = [(str(key), text, name) for key, (text, name) in enumerate(pairs)]
+        both = ([(f"{key}.jpg", IMAGE), (f"{key}.cls", text), (f"{key}.json", name)] for key, text, name in rows)
+        return tar_of([member for members in both for member in members])
+
+    cat, dog = b'{"label": "cat"}', b'{"label": "dog"}'
+    store.write("a.tar", shard((b"0", cat), (b"0", cat), (b"1.0", dog)))
+    assert said(Dataset(store.url)) == []
+    store.write("b.tar", shard((b"0", dog), (b"1", dog)))
+    assert said(Dataset(store.url)) == [
+        ("label", "of .json against .cls, which counts", 1, ("b.tar/0.jpg: dog, not 0",))
+    ]
+
+
+def test_a_folder_that_is_called_as_another_class_than_the_label_of_a_key_is_named(store):
+    keys = [("cat/1", b"dog"), ("train/dog/2", b"dog"), ("dog/cat/3", b"cat"), ("part/4", b"cat")]
+    store.write("a.tar", tar_of([one for key, text in keys for one in ((f"{key}.jpg", IMAGE), (f"{key}.cls", text))]))
+    reason = "of folders against .cls or .json, which count"
+    assert said(Dataset(store.url)) == [("label", reason, 1, ("a.tar/cat/1.jpg: cat, not dog",))]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("field", ["label", "class"])
+def test_a_folder_that_says_another_label_than_the_rows_in_it_is_named(store, kind, field):
+    write_rows(store, kind, {"image": [IMAGE] * 2, "label": ["dog", "cat"]}, name=f"{field}=cat/a")
+    write_rows(store, kind, {"image": [IMAGE] * 2, "label": ["dog", None]}, name=f"{field}=dog/b")
+    data = Dataset(store.url)
+    assert [None if label < 0 else data.classes[label] for label in data.samples.labels] == ["dog", "cat", "dog", None]
+    reason = f"of folders {field}=… against the files in them, which count"
+    [one] = said(data)
+    assert one[:3] == ("label", reason, 1)
+    assert one[3][0].endswith("/0: cat, not dog")
+    assert said(Dataset(store.url)) == [one]
+    write_rows(store, kind, {"image": [IMAGE], "label": ["ox"]}, name=f"{field}=cat/c")
+    assert said(Dataset(store.url))[0][2] == 2
+
+
+def test_of_a_list_and_folders_of_classes_that_disagree_one_counts_and_the_other_is_named(store):
+    put(store, "cat/1.jpg", "cat/2.jpg", "dog/3.jpg")
+    rows_of_list = b"file_name,label\ncat/1.jpg,dog\ncat/2.jpg,cat\ndog/3.jpg,\n"
+    store.write("metadata.csv", rows_of_list)
+    data = Dataset(store.url)
+    assert [data.classes[label] for label in data.samples.labels] == ["cat", "cat", "dog"]
+    wanted = ("label", "of metadata.csv against the folders, which count", 1, ("cat/1.jpg: dog, not cat",))
+    assert said(data) == [wanted]
+    data = Dataset(store.url, file_column="file_name")
+    assert [None if label < 0 else data.classes[label] for label in data.samples.labels] == ["dog", "cat", None]
+    assert said(data) == [("label", "of folders against lists, which count", 1, ("cat/1.jpg: cat, not dog",))]
+
+
+def test_a_list_beside_folders_of_classes_that_is_not_read_is_named_with_the_option_that_reads_it(store):
+    put(store, "cat/1.jpg", "cat/2.jpg", "dog/3.jpg", "sample_submission.csv")
+    store.write("labels.csv", b"file_name,label\ncat/1.jpg,dog\n")
+    data = Dataset(store.url)
+    assert [data.classes[label] for label in data.samples.labels] == ["cat", "cat", "dog"]
+    reason = "that the format folders does not use"
+    assert said(data) == [
+        ("object", f"{reason} where folders are classes, and --file-column COLUMN reads", 1, ("labels.csv",)),
+        ("object", reason, 1, ("sample_submission.csv",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("COCO", ("annotations/instances_train2017.json", "annotations/captions_val2017.json")),
+        ("COCO", ("images/_annotations.coco.json", "images/train.coco.json")),
+        ("YOLO", ("labels/1.txt", "labels/train/2.txt")),
+        ("Pascal VOC", ("Annotations/1.xml", "Annotations/2.xml")),
+    ],
+)
+def test_annotations_beside_images_are_named_as_such_with_what_gives_them_as_targets(store, kind, names):
+    put(store, "images/1.jpg", "images/2.jpg", *names)
+    boxes = [[[1, 2, 3, 4], [5, 6, 7, 8]], []]
+    [(what, reason, total, found)] = said(Dataset(store.url))
+    assert (what, total, set(found)) == ("object", 2, set(names))
+    assert reason.startswith(f"with annotations of {kind}, such as boxes, which are not read")
+    assert "targets='objects.bbox'" in reason
+    rows_of_list = ({"file_name": f"{1 + row}.jpg", "objects": {"bbox": box}} for row, box in enumerate(boxes))
+    store.write("images/metadata.jsonl", "\n".join(map(json.dumps, rows_of_list)).encode())
+    data = Dataset(store.url, targets="objects.bbox")
+    assert [sample[1].tolist() for sample in data] == boxes
+
+
+def test_classes_that_differ_in_blanks_alone_stay_apart_in_every_copy(store):
+    names = [" a", "7", "[1]", "a", "a "]
+    put(store, *(f"{name}/{number}.jpg" for number, name in enumerate(names)))
+    urls = [f"memory://{uuid.uuid4()}" for _ in range(4)]
+    for url, kind in zip(urls, ("webdataset", "webdataset", "parquet", "original"), strict=True):
+        repack(Dataset(urls[0] if url == urls[1] else store.url), url, kind, on_event=lambda _: None)
+        data = Dataset(url)
+        assert data.classes == tuple(names)
+        assert sorted(data.samples.labels.tolist()) == [0, 1, 2, 3, 4]

@@ -33,6 +33,7 @@ __all__ = (
     "are_numbers",
     "class_labels",
     "class_name",
+    "class_number",
     "class_table",
     "classes_in",
     "column_labels",
@@ -46,6 +47,7 @@ __all__ = (
     "inner_splits",
     "is_split",
     "join_tables",
+    "label_field",
     "label_text",
     "named_columns",
     "no_class",
@@ -58,6 +60,7 @@ __all__ = (
     "splits_of",
     "text_label",
     "training_split",
+    "with_names",
     "with_splits",
 )
 
@@ -120,6 +123,14 @@ def find_name(names: Sequence[str], fields: Sequence[str]) -> str | None:
     return next((plain[_letters(field)] for field in fields if _letters(field) in plain), None)
 
 
+def label_field(about: Mapping[str, Any]) -> str | None:
+    """The field of JSON that says a label: ``label`` also where it is null; None where there is none."""
+    # The fields of an object that is called as labels are stay metadata, of which one may be named as the label.
+    can_be = [name for name, value in about.items() if not isinstance(value, dict)]
+    said = [name for name in can_be if about[name] is not None]
+    return find_name(can_be, LABEL_FIELDS[:1]) or find_name(said, LABEL_FIELDS)
+
+
 @lru_cache(1 << 12)
 def _letters(name: str) -> str:
     return _NO_LETTER.sub("", name.casefold())
@@ -165,7 +176,7 @@ def encode_labels(said: pa.ChunkedArray | pa.Array | Sequence[str | None], names
     numbers = [label for label in distinct if _ANY_NUMBER.fullmatch(label)]
     lists = [label for label in distinct if _is_list(label)]
     if len(numbers) == len(distinct):
-        whole = [_class_number(label) for label in distinct]
+        whole = [class_number(label) for label in distinct]
         if None not in whole:
             return _numbered(found, [number for number in whole if number is not None])
         return _with_others(found, _numbers(distinct))
@@ -193,8 +204,10 @@ def _with_others(found: pa.Array, values: pa.Array) -> Labelled:
     return Labelled(np.full(len(found), -1, np.int64), (), values.take(found.indices))
 
 
-def _class_number(label: str) -> int | None:
-    """The number of a class; None where a number is none of one."""
+def class_number(label: str) -> int | None:
+    """The number of a class that a label says, also one such as 1.0; None where it says none."""
+    if not _ANY_NUMBER.fullmatch(label):
+        return None
     if _DIGITS.fullmatch(label):
         return int(label)
     number = float(label)
@@ -269,10 +282,37 @@ def common_table(tables: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], st
     return names, "" if not declared else "all" if len(different) == 1 else "some"
 
 
-def label_text(label: object) -> str | None:
+def with_names(table: pa.Table, said: str, names: Sequence[str]) -> pa.Table:
+    """A table whose labels are names where they are numbers of classes, and a table of classes gives these names.
+
+    Args:
+        table: samples of an object.
+        said: name of the column with labels as texts.
+        names: table of classes; empty where there is none.
+
+    Raises:
+        DataError: a number has no name.
+    """
+    numbers = {label: class_number(label) for label in table[said].unique().to_pylist() if label is not None}
+    whole = [number for number in numbers.values() if number is not None]
+    if not whole or len(whole) < len(numbers) or not names or are_numbers(names):
+        return table
+    if max(whole) >= len(names):
+        raise DataError(
+            f"{table['object'][0].as_py()} has a label {max(whole)} and names for {len(names)} classes only"
+        )
+    column = column_labels(table[said], lambda label: None if label is None else _name(names[numbers[label] or 0]))
+    return table.set_column(table.schema.get_field_index(said), said, column)
+
+
+def label_text(label: object, *, is_exact: bool = False) -> str | None:
     """A label of JSON, of a table or of a file of Parquet, as ``encode_labels`` takes it; None where it says nothing.
 
     A text is a name, also one of digits, and a number is a number.
+
+    Args:
+        label: value that says the label.
+        is_exact: True where blanks around a name belong to it.
     """
     match label:
         case None:
@@ -280,7 +320,7 @@ def label_text(label: object) -> str | None:
         case bool():
             return _name(str(label))
         case str():
-            return label if _is_list(label) else _name(label.strip())
+            return label if _is_list(label) else _name(label if is_exact else label.strip())
         case bytes():
             return _name(_decoded(label).strip())
         case int():
