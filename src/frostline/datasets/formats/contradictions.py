@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
+    SOURCE,
     TAKEN,
     class_name,
     class_number,
@@ -116,7 +117,8 @@ def contradictions_of_shards(tables: Sequence[pa.Table], shards: Sequence[str]) 
         *contradictions_of_partitions(tables, shards),
     )
     about = {"label" if name == "meta_label" else name: table[name] for name in table.column_names if name not in TAKEN}
-    column = about.get(find_name([*about], LABEL_FIELDS) or "")
+    # In a copy that Frostline made, the label is the one that was chosen for it, and others are its metadata.
+    column = None if SOURCE in about else about.get(find_name([*about], LABEL_FIELDS) or "")
     if column is None or not (pa.types.is_string(column.type) or pa.types.is_integer(column.type)):
         return found
     rows = zip(names, labels, column_labels(column, label_text).to_pylist(), strict=True)
