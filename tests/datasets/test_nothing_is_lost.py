@@ -31,6 +31,7 @@ from frostline.datasets import Dataset
 from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats import left_out
+from frostline.datasets.formats.contradictions import contradicting_labels
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.parquet import CellCache, CellReader
 from frostline.datasets.reading import open_samples
@@ -727,9 +728,14 @@ def test_a_json_that_says_another_class_than_cls_is_named_once_with_the_first_of
     assert said(Dataset(store.url)) == [wanted], "as it was found again"
     store.write("b.tar", tar_of([("9.jpg", IMAGE), ("9.cls", b"cat"), ("9.json", b'{"label": "cat"}')]))
     assert said(Dataset(store.url)) == [wanted], "of the first shard nothing was read again"
-    caplog.clear()
-    assert Dataset(store.url, label="meta_label").classes == ("cat", "dog")
-    assert not caplog.records, "the label that was named counts"
+    for options, is_said in (
+        ({"targets": ()}, True),
+        ({"label": "meta_label"}, False),
+        ({"targets": "meta_label"}, False),
+    ):
+        caplog.clear()
+        assert len(Dataset(store.url, **options)) == 7
+        assert [wanted[1] in record.message for record in caplog.records] == [True] * is_said, "where none is named"
 
 
 def test_a_number_of_cls_stands_for_the_name_that_most_of_its_samples_have_in_all_shards(store):
@@ -826,3 +832,82 @@ def test_classes_that_differ_in_blanks_alone_stay_apart_in_every_copy(store):
         data = Dataset(url)
         assert data.classes == tuple(names)
         assert sorted(data.samples.labels.tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("field", ["said", "other", "image_path", "names", "key", "classes"])
+def test_a_field_whose_name_the_listing_uses_itself_is_metadata_and_no_label(store, field):
+    members = [(f"{key}.json", json.dumps({"label": name, field: "x"}).encode()) for key, name in enumerate("ba")]
+    store.write("a/1.tar", tar_of([*members, ("0.jpg", IMAGE), ("1.jpg", IMAGE)]))
+    write_rows(store, "parquet", {"image": [IMAGE] * 2, "label": ["b", "a"], field: ["x"] * 2}, name="b/1")
+    write_rows(store, "arrow", {"image": [IMAGE] * 2, "label": ["b", "a"], field: ["x"] * 2}, name="c/1")
+    put(store, "d/1.jpg", "d/2.jpg")
+    store.write("d/list.csv", f"file,label,{field}\n1.jpg,b,x\n2.jpg,a,x\n".encode())
+    for folder in "abcd":
+        for _ in range(2):  # as it is listed, and as it is found again
+            data = Dataset(f"{store.url}/{folder}")
+            assert (data.classes, data.samples.labels.tolist()) == (("a", "b"), [1, 0])
+            assert data.column(field).to_pylist() == ["x", "x"]
+
+
+def test_two_fields_that_would_be_one_column_are_named_and_none_is_lost_in_silence(store):
+    fields = ({"id": 1, "meta_id": 2, "label": "a"}, {"id": 3, "meta_id": 4, "label": "b"})
+    members = [(f"{key}.json", json.dumps(about).encode()) for key, about in enumerate(fields)]
+    store.write("a.tar", tar_of([*members, ("0.jpg", IMAGE), ("1.jpg", IMAGE)]))
+    data = Dataset(store.url)
+    assert data.column("meta_id").to_pylist() == [2, 4]
+    assert [one[2:] for one in said(data)] == [(1, ("id",))]
+    for kind in ("parquet", "arrow"):
+        url = f"memory://{uuid.uuid4()}"
+        with pytest.raises(DataError, match=r"has columns called 'id' and 'meta_id', .* rename one of them"):
+            len(write_rows(open_store(url), kind, {"image": [IMAGE], "id": [1], "meta_id": [2]}))
+    put(store, "a/1.jpg")
+    store.write("a/list.csv", b"file,id,meta_id\n1.jpg,1,2\n")
+    with pytest.raises(DataError, match="has columns called 'id' and 'meta_id'"):
+        len(Dataset(f"{store.url}/a", format="urls"))
+
+
+def test_numbers_of_json_that_a_number_would_round_keep_their_digits(store):
+    values = {
+        "hash": [2**64 - 1, 1],
+        "mixed": [2**53 + 1, 0.5],
+        "huge": [10**400, 1],
+        "near": [2**53, 0.5],
+        "i": [1, None],
+    }
+    rows_of_json = [{name: column[row] for name, column in values.items()} for row in range(2)]
+    members = [(f"{key}.json", json.dumps(about).encode()) for key, about in enumerate(rows_of_json)]
+    store.write("a.tar", tar_of([*members, ("0.jpg", IMAGE), ("1.jpg", IMAGE)]))
+    data = Dataset(store.url)
+    assert list(map(int, data.column("hash").to_pylist())) == values["hash"]
+    assert len(data.select(f"hash == {2**64 - 1}")) == 1
+    assert len(data.select(f"hash == {2**64 - 2}")) == 0
+    assert data.column("mixed").to_pylist() == ["9007199254740993", "0.5"]
+    assert data.column("huge").to_pylist() == [str(10**400), "1"]
+    assert data.column("near").to_pylist() == [2.0**53, 0.5]
+    assert data.column("i").to_pylist() == [1, None]
+
+
+def count_apart(pairs):
+    """The number of pairs of labels that contradict each other, by a loop over the samples."""
+    said = {'"a"': "a", '"b"': "b", "0": 0, "1": 1, "1.0": 1}
+    both = [(said[one], said[other]) for one, other in pairs if one in said and other in said]
+    alike = [pair for pair in both if type(pair[0]) is type(pair[1])]
+    named = [sorted(pair, key=lambda label: isinstance(label, str)) for pair in both if pair not in alike]
+    total = sum(one != other for one, other in alike)
+    for number in (0, 1):
+        names = [name for of, name in named if of == number]
+        usual = max(names.count(name) for name in names) if names else 0
+        total += len(names) - usual
+    return total
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(*[st.sampled_from([None, '"a"', '"b"', "0", "1", "1.0", "0.5", "-1", "[1]"])] * 2), max_size=12)
+)
+def test_labels_that_contradict_each_other_are_those_that_a_loop_finds(pairs):
+    said, others = [one for one, _ in pairs], [other for _, other in pairs]
+    found = contradicting_labels("of x", [str(row) for row in range(len(pairs))], said, others)
+    assert sum(one.total for one in found) == count_apart(pairs)
+    for name, _, said_twice in (one.partition(": ") for left in found for one in left.names):
+        assert {*said_twice.split(", not ")} == {label.strip('"') for label in pairs[int(name)]}

@@ -5,11 +5,14 @@ One of them counts; the other is metadata, and where it differs, one of the two 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from frostline.datasets.formats.labels import (
+    KEY_FOLDERS,
     LABEL_FIELDS,
     SOURCE,
     TAKEN,
@@ -25,20 +28,22 @@ from frostline.datasets.formats.left_out import LABELS_LEFT, LeftOut, of_names
 from frostline.datasets.formats.tables import SAID, partitions_of
 
 __all__ = (
-    "TwoLabels",
     "contradicting_labels",
     "contradictions_in_shard",
     "contradictions_of_partitions",
     "contradictions_of_shards",
 )
 
-TwoLabels = tuple[str, str | None, str | None]
-"""Name of a sample, the label that counts, and another one, as ``labels.label_text`` gives them; None for none."""
+# Of Python or of Arrow.
+_Labels = Iterable[Any]
 
 _IN_JSON = "of .json against .cls, which counts"
+_NAMED = 3
 
 
-def contradicting_labels(reason: str, rows: Iterable[TwoLabels], object: str = "") -> tuple[LeftOut, ...]:
+def contradicting_labels(
+    reason: str, names: _Labels, said: _Labels, others: _Labels, object: str = ""
+) -> tuple[LeftOut, ...]:
     """The labels that say another class of a sample than the label that counts.
 
     Names are held against names, and numbers against numbers; a number stands for the name that most samples with that
@@ -46,57 +51,26 @@ def contradicting_labels(reason: str, rows: Iterable[TwoLabels], object: str = "
 
     Args:
         reason: reason for them, such as ``of .json against .cls, which counts``.
-        rows: samples with their labels.
+        names: name of each sample.
+        said: labels that count, as ``labels.label_text`` gives them; null where a sample has none.
+        others: labels that do not.
         object: object in which they lie; empty for those of several.
     """
-    said = ((name, one and _class_said(one), other and _class_said(other)) for name, one, other in rows)
-    both = [(name, one, other) for name, one, other in said if one and other]
-    count = Counter(_number_first(one, other) for _, one, other in both if _are_of_two_kinds(one, other))
-    usual = dict(reversed([pair for pair, _ in count.most_common()]))
-    apart = [
-        f"{name}: {class_name(other)}, not {class_name(one)}"
-        for name, one, other in both
-        if class_name(one) != class_name(other) and not _is_usual(one, other, usual)
-    ]
-    return of_names(LABELS_LEFT, reason, apart, object)
+    return _found(reason, names, said, others, object)
 
 
-def _class_said(label: str) -> str | None:
-    """A label with numbers such as 1.0 in their digits; None where it says no class, as lists and fractions do."""
-    number = class_number(label)
-    return str(number) if number is not None else None if _is_number(label) else label
-
-
-def _is_number(label: str) -> bool:
-    return class_name(label) == label
-
-
-def _are_of_two_kinds(one: str, other: str) -> bool:
-    return _is_number(one) != _is_number(other)
-
-
-def _number_first(one: str, other: str) -> tuple[str, str]:
-    return (one, other) if _is_number(one) else (other, one)
-
-
-def _is_usual(one: str, other: str, usual: Mapping[str, str]) -> bool:
-    number, name = _number_first(one, other)
-    return _are_of_two_kinds(one, other) and usual[number] == name
-
-
-def contradictions_in_shard(shard: str, rows: Iterable[TwoLabels]) -> tuple[LeftOut, ...]:
+def contradictions_in_shard(
+    shard: str, names: Sequence[str], said: Sequence[str | None], others: Sequence[str | None]
+) -> tuple[LeftOut, ...]:
     """What JSON says beside ``.cls`` in a shard: names beside other names, and numbers beside other numbers.
 
     Args:
         shard: name of the shard.
-        rows: samples with their labels.
+        names: name of each sample.
+        said: label of each.
+        others: label that its JSON says beside it.
     """
-    return contradicting_labels(_IN_JSON, (row for row in rows if not _of_two_kinds(row)), shard)
-
-
-def _of_two_kinds(row: TwoLabels) -> bool:
-    _, one, other = row
-    return bool(one and other and _are_of_two_kinds(one, other))
+    return _found(_IN_JSON, names, said, others, shard, of_two_kinds=False)
 
 
 def contradictions_of_shards(tables: Sequence[pa.Table], shards: Sequence[str]) -> tuple[LeftOut, ...]:
@@ -109,11 +83,10 @@ def contradictions_of_shards(tables: Sequence[pa.Table], shards: Sequence[str]) 
         shards: names of the shards.
     """
     table = join_tables(tables)
-    names, labels = table["name"].to_pylist(), table[SAID].to_pylist()
-    starts = [len(shard) + 1 for shard, one in zip(shards, tables, strict=True) for _ in range(len(one))]
-    folders = zip(names, labels, _folders(names, starts, labels), strict=True)
     found = (
-        *contradicting_labels("of folders against .cls or .json, which count", folders),
+        *contradicting_labels(
+            "of folders against .cls or .json, which count", table["name"], table[SAID], _folders(tables, shards)
+        ),
         *contradictions_of_partitions(tables, shards),
     )
     about = {"label" if name == "meta_label" else name: table[name] for name in table.column_names if name not in TAKEN}
@@ -121,8 +94,8 @@ def contradictions_of_shards(tables: Sequence[pa.Table], shards: Sequence[str]) 
     column = None if SOURCE in about else about.get(find_name([*about], LABEL_FIELDS) or "")
     if column is None or not (pa.types.is_string(column.type) or pa.types.is_integer(column.type)):
         return found
-    rows = zip(names, labels, column_labels(column, label_text).to_pylist(), strict=True)
-    return (*contradicting_labels(_IN_JSON, filter(_of_two_kinds, rows)), *found)
+    others = column_labels(column, label_text)
+    return (*_found(_IN_JSON, table["name"], table[SAID], others, of_two_kinds=True), *found)
 
 
 def contradictions_of_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> tuple[LeftOut, ...]:
@@ -134,19 +107,98 @@ def contradictions_of_partitions(tables: Sequence[pa.Table], files: Sequence[str
     """
     said = [partitions_of(file) for file in files]
     field = find_name(sorted({name for found in said for name in found}), LABEL_FIELDS)
-    rows = (
-        (name, one, text_label(found[field]))
-        for table, found in zip(tables, said, strict=True)
-        if field in found
-        for name, one in zip(table["name"].to_pylist(), table[SAID].to_pylist(), strict=True)
+    there = [(table, text_label(found[field])) for table, found in zip(tables, said, strict=True) if field in found]
+    if not there:
+        return ()
+    names, labels = (pa.concat_arrays([_array(table[name]) for table, _ in there]) for name in ("name", SAID))
+    others = pa.concat_arrays([pa.repeat(pa.scalar(label, pa.string()), len(table)) for table, label in there])
+    return contradicting_labels(f"of folders {field}=… against the files in them, which count", names, labels, others)
+
+
+def _array(values: _Labels) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    return values.cast(pa.string()) if isinstance(values, pa.Array) else pa.array(values, pa.string())
+
+
+def _folders(tables: Sequence[pa.Table], shards: Sequence[str]) -> pa.Array:
+    """The first of two folders of each key that is called as a class; null where one is called as the sample's own."""
+    own = [_array(column_labels(table[SAID], _name_said)) for table in tables]
+    known = pa.chunked_array(own, pa.string()).unique().drop_null()
+    found = []
+    for table, shard, label in zip(tables, shards, own, strict=True):
+        keys = pc.utf8_slice_codeunits(_array(table["name"]), len(shard) + 1)
+        folders = pc.extract_regex(keys, KEY_FOLDERS)
+        each = [pc.struct_field(folders, name) for name in ("first", "second")]
+        there = [pc.if_else(pc.is_in(folder, value_set=known), folder, None) for folder in each]
+        is_own = pc.or_(*(pc.fill_null(pc.equal(folder, label), False) for folder in each))
+        found.append(pc.if_else(is_own, None, pc.coalesce(*there)))
+    return _array(column_labels(pa.chunked_array(found, pa.string()), label_text))
+
+
+def _name_said(label: str | None) -> str | None:
+    return None if label is None or _is_number(label) else class_name(label)
+
+
+def _found(
+    reason: str, names: _Labels, said: _Labels, others: _Labels, object: str = "", *, of_two_kinds: bool | None = None
+) -> tuple[LeftOut, ...]:
+    """The contradictions among labels of one kind, among those of two, or both: each pair is looked at once."""
+    columns = [_array(said), _array(others)]
+    both = (
+        pa.table(columns, names=["said", "other"])
+        .drop_null()
+        .group_by(["said", "other"])
+        .aggregate([([], "count_all")])
     )
-    return contradicting_labels(f"of folders {field}=… against the files in them, which count", rows)
+    pairs = [(row["said"], row["other"], row["count_all"]) for row in both.to_pylist()]
+    names_of = _usual_names(pairs)
+    odd = [
+        f"{one}\0{other}"
+        for one, other, _ in pairs
+        if of_two_kinds in (None, _are_of_two_kinds(one, other)) and _are_apart(one, other, names_of)
+    ]
+    if not odd:
+        return ()
+    is_odd = pc.fill_null(pc.is_in(pc.binary_join_element_wise(*columns, "\0"), value_set=pa.array(odd)), False)
+    first = [column.filter(is_odd)[:_NAMED].to_pylist() for column in (_array(names), *columns)]
+    shown = [f"{name}: {class_name(other)}, not {class_name(one)}" for name, one, other in zip(*first, strict=True)]
+    return (of_names(LABELS_LEFT, reason, shown, object)[0]._replace(total=pc.sum(is_odd).as_py()),)
 
 
-def _folders(names: Sequence[str], starts: Sequence[int], labels: Sequence[str | None]) -> Iterator[str | None]:
-    """The first of two folders of each key that is called as a class; None where one is called as the sample's own."""
-    known = {*labels}
-    for name, start, label in zip(names, starts, labels, strict=True):
-        folders = [label_text(folder) for folder in name[start:].split("/")[:-1][:2]]
-        there = [folder for folder in folders if folder in known]
-        yield there[0] if there and label not in there else None
+def _is_number(label: str) -> bool:
+    return class_name(label) == label
+
+
+def _are_of_two_kinds(one: str, other: str) -> bool:
+    return _is_number(one) != _is_number(other)
+
+
+def _usual_names(pairs: Sequence[tuple[str, str, int]]) -> dict[str, str]:
+    """The name that most samples with a number have, by the number."""
+    count = Counter[tuple[str, str]]()
+    for one, other, times in pairs:
+        if _are_of_two_kinds(one, other):
+            count[_number_first(one, other)] += times
+    return dict(reversed([pair for pair, _ in count.most_common()]))
+
+
+def _number_first(one: str, other: str) -> tuple[str, str]:
+    number, name = (one, other) if _is_number(one) else (other, one)
+    return _in_digits(number) or number, class_name(name)
+
+
+def _in_digits(label: str) -> str | None:
+    """The digits of a number of a class, also of one such as 1.0; the name of a name; None where it says no class."""
+    number = class_number(label)
+    return str(number) if number is not None else None if _is_number(label) else class_name(label)
+
+
+def _are_apart(one: str, other: str, usual: Mapping[str, str]) -> bool:
+    first, second = _in_digits(one), _in_digits(other)
+    if None in (first, second) or first == second:
+        return False
+    if not _are_of_two_kinds(one, other):
+        return True
+    number, name = _number_first(one, other)
+    return usual[number] != name

@@ -36,6 +36,7 @@ from frostline.datasets.formats.labels import (
     OTHER_LABELS,
     SPLIT,
     URL_FIELDS,
+    check_column_names,
     column_labels,
     column_name,
     columns_of,
@@ -189,6 +190,7 @@ def read_list(
     is_there = pc.not_equal(pc.fill_null(files, ""), "")
     lost = [f"{entry.object}/{row}" for row, there in enumerate(is_there.to_pylist()) if not there]
     table, files = table.filter(is_there), files.filter(is_there)
+    check_column_names(entry.object, (name for name in table.column_names if name not in (file, mask, said)))
     about = {
         column_name(field.name): plain_column(table[field.name]).combine_chunks()
         for field in table.schema
@@ -524,7 +526,7 @@ class AnnotatedFolders(ClassFolderFormat):
         return _may_annotate(entry) or (is_named and not is_hidden(entry.object))
 
 
-_RULE = "frostline annotated folders 6"
+_RULE = "frostline annotated folders 7"
 
 
 def list_left_out(entry: Entry, why: str) -> tuple[LeftOut, ...]:
@@ -644,10 +646,8 @@ class _Notes:
         elif rows.said is not None:
             texts = column_labels(rows.said, lambda label: json.loads(label) if label and label[0] == '"' else label)
             _add(self._columns, "meta_label", texts.take(pa.array(at, pa.int64())))
-            others = zip(rows.files, map(self._class_of, meant), rows.said.to_pylist(), strict=True)
-            self._left += contradicting_labels(
-                f"of {entry.object} against the folders, which count", others, entry.object
-            )
+            reason, classes = f"of {entry.object} against the folders, which count", list(map(self._class_of, meant))
+            self._left += contradicting_labels(reason, rows.files, classes, rows.said, entry.object)
         self._left += _lost(entry, rows, named, unclear, self._with_likely)
 
     def _class_of(self, row: int | None) -> str | None:
@@ -697,8 +697,8 @@ class _Notes:
             said = pa.nulls(len(self._place), pa.string())
         found = self._divided()
         if said is not None and _are_classes(self._found.classes):
-            others = zip(self._place, said.to_pylist(), map(label_text, self._folders), strict=True)
-            self._left += contradicting_labels("of folders against lists, which count", others)
+            others = list(map(label_text, self._folders))
+            self._left += contradicting_labels("of folders against lists, which count", [*self._place], said, others)
         used = (*self._lists, *self._passed_over)
         return _with_columns(found, self._columns, said, used, tuple(self._left))
 

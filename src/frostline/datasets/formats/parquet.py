@@ -601,7 +601,7 @@ def _version(etag: str) -> str:
     return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
 
 
-_RULE = "frostline parquet 8"
+_RULE = "frostline parquet 9"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 

@@ -42,6 +42,7 @@ from frostline.datasets.formats.labels import (
     SPLIT,
     URL_FIELDS,
     Labelled,
+    check_column_names,
     class_labels,
     column_labels,
     column_name,
@@ -90,8 +91,8 @@ __all__ = (
 )
 
 
-SAID = "said"
-"""The column of tables of single objects that holds labels as texts, until all of them are known."""
+SAID = "/said"
+"""The column of tables of single objects that holds labels as texts, until all are known; no field is called so."""
 
 Parts = dict[tuple[str, str], pa.Table]
 """Tables of single objects, by name and etag."""
@@ -646,6 +647,7 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
         raise DataError(_lacks(object, schema, column))
     if (name := first_twice(columns.classes)) is not None:
         raise DataError(f"{object} has two classes called {name!r} in its table of classes: give each its own name")
+    check_column_names(object, (*columns.about, *columns.lists))
     kind = None if columns.other is None else schema.field(columns.other).type
     if kind is not None and not is_list(kind):
         raise refuse_labels(object, str(columns.other), kind)

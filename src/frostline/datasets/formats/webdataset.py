@@ -426,7 +426,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 12"
+_RULE = "frostline webdataset 13"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Kinds of members of keys that have no sample.
@@ -720,11 +720,11 @@ def _shard(
     samples = samples_of(shard.object, found)
     columns, left = columns_of([sample.about for sample in samples], shard.object)
     table = _table(store, heads, shard, samples, columns)
-    said_twice = ((sample.name, sample.said, sample.other) for sample in samples)
+    twice = ([getattr(sample, field) for sample in samples] for field in ("name", "said", "other"))
     return _Shard(
         _typed(table, said.get(TYPE_MEMBER, b"")),
         classes_in(said.get(CLASS_MEMBER, b"")),
-        (*_left_out(shard.object, found, others), *left, *contradictions_in_shard(shard.object, said_twice)),
+        (*_left_out(shard.object, found, others), *left, *contradictions_in_shard(shard.object, *twice)),
     )
 
 
