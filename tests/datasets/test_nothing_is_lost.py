@@ -710,7 +710,7 @@ def check_copy(source, copy, format, columns, ids):
         assert sorted(names.values()) == sorted(before)
 
 
-def test_a_json_that_says_another_class_than_cls_is_named_once_with_the_first_of_them(store, caplog):
+def test_a_json_that_says_another_class_than_cls_is_named_once(store, caplog):
     members = [(f"{key}.jpg", IMAGE) for key in range(6)]
     cls = [(f"{key}.cls", text) for key, text in enumerate((b"cat", b"dog", b"3", b"cat", b"dog"))]
     fields = ({"label": "dog"}, {"label": "dog"}, {"cls": "3"}, {"label": None}, {"className": "cat"}, {"label": "ox"})
@@ -738,7 +738,7 @@ def test_a_json_that_says_another_class_than_cls_is_named_once_with_the_first_of
         assert [wanted[1] in record.message for record in caplog.records] == [True] * is_said, "where none is named"
 
 
-def test_a_number_of_cls_stands_for_the_name_that_most_of_its_samples_have_in_all_shards(store):
+def test_a_number_of_cls_stands_for_the_name_that_most_of_its_samples_have(store):
     def shard(*pairs):
         rows = [(str(key), text, name) for key, (text, name) in enumerate(pairs)]
         both = ([(f"{key}.jpg", IMAGE), (f"{key}.cls", text), (f"{key}.json", name)] for key, text, name in rows)
@@ -776,7 +776,7 @@ def test_a_folder_that_says_another_label_than_the_rows_in_it_is_named(store, ki
     assert said(Dataset(store.url))[0][2] == 2
 
 
-def test_of_a_list_and_folders_of_classes_that_disagree_one_counts_and_the_other_is_named(store):
+def test_of_a_list_and_class_folders_that_disagree_one_counts_and_the_other_is_named(store):
     put(store, "cat/1.jpg", "cat/2.jpg", "dog/3.jpg")
     rows_of_list = b"file_name,label\ncat/1.jpg,dog\ncat/2.jpg,cat\ndog/3.jpg,\n"
     store.write("metadata.csv", rows_of_list)
@@ -789,7 +789,7 @@ def test_of_a_list_and_folders_of_classes_that_disagree_one_counts_and_the_other
     assert said(data) == [("label", "of folders against lists, which count", 1, ("cat/1.jpg: cat, not dog",))]
 
 
-def test_a_list_beside_folders_of_classes_that_is_not_read_is_named_with_the_option_that_reads_it(store):
+def test_a_list_beside_class_folders_is_named_with_the_option_that_reads_it(store):
     put(store, "cat/1.jpg", "cat/2.jpg", "dog/3.jpg", "sample_submission.csv")
     store.write("labels.csv", b"file_name,label\ncat/1.jpg,dog\n")
     data = Dataset(store.url)

@@ -341,7 +341,7 @@ def train_by_lightning(job, folder):
 
 
 @pytest.mark.parametrize("trained", [train_by_transformers, train_by_lightning])
-def test_a_trainer_that_casts_is_told_once_at_the_users_own_line_that_frozen_layers_are_not(folder, tmp_path, trained):
+def test_a_trainer_that_casts_is_told_at_the_users_line_that_frozen_layers_are_not(folder, tmp_path, trained):
     options = {"preprocess": tiny_preprocess(), "settings": SETTINGS, "node": NODE}
     with (
         fl.offload(Frozen(), fl.Dataset(folder), **options) as job,
