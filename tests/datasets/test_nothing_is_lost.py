@@ -748,9 +748,21 @@ def test_a_number_of_cls_stands_for_the_name_that_most_of_its_samples_have(store
     store.write("a.tar", shard((b"0", cat), (b"0", cat), (b"1.0", dog)))
     assert said(Dataset(store.url)) == []
     store.write("b.tar", shard((b"0", dog), (b"1", dog)))
-    assert said(Dataset(store.url)) == [
-        ("label", "of .json against .cls, which counts", 1, ("b.tar/0.jpg: dog, not 0",))
-    ]
+    reason = "of .json against .cls, which counts"
+    assert said(Dataset(store.url)) == [("label", reason, 1, ("b.tar/0.jpg: dog, not 0",))]
+    table = ("__classes__", b'["dog", "cat"]')
+    for name in ("a.tar", "b.tar"):
+        members = [
+            ("0.jpg", IMAGE),
+            ("0.cls", b"0"),
+            ("0.json", cat),
+            ("1.jpg", IMAGE),
+            ("1.cls", b"1"),
+            ("1.json", cat),
+        ]
+        store.write(name, tar_of([table, *members]))
+    names = ("a.tar/0.jpg: cat, not dog", "b.tar/0.jpg: cat, not dog")
+    assert said(Dataset(store.url)) == [("label", reason, 2, names)], "by the table that shards declare"
 
 
 def test_a_folder_that_is_called_as_another_class_than_the_label_of_a_key_is_named(store):

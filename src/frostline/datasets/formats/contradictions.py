@@ -59,9 +59,7 @@ def contradicting_labels(
     return _found(reason, names, said, others, object)
 
 
-def contradictions_in_shard(
-    shard: str, names: Sequence[str], said: Sequence[str | None], others: Sequence[str | None]
-) -> tuple[LeftOut, ...]:
+def contradictions_in_shard(shard: str, names: _Labels, said: _Labels, others: _Labels) -> tuple[LeftOut, ...]:
     """What JSON says beside ``.cls`` in a shard: names beside other names, and numbers beside other numbers.
 
     Args:
@@ -125,7 +123,7 @@ def _folders(tables: Sequence[pa.Table], shards: Sequence[str]) -> pa.Array:
     """The first of two folders of each key that is called as a class; null where one is called as the sample's own."""
     own = [_array(column_labels(table[SAID], _name_said)) for table in tables]
     known = pa.chunked_array(own, pa.string()).unique().drop_null()
-    found = []
+    found = list[pa.Array]()
     for table, shard, label in zip(tables, shards, own, strict=True):
         keys = pc.utf8_slice_codeunits(_array(table["name"]), len(shard) + 1)
         folders = pc.extract_regex(keys, KEY_FOLDERS)

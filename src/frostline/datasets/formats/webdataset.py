@@ -719,13 +719,12 @@ def _shard(
     said = {member.name: member.contents or b"" for member in found if member.name in (CLASS_MEMBER, TYPE_MEMBER)}
     samples = samples_of(shard.object, found)
     columns, left = columns_of([sample.about for sample in samples], shard.object)
-    table = _table(store, heads, shard, samples, columns)
-    twice = ([getattr(sample, field) for sample in samples] for field in ("name", "said", "other"))
-    return _Shard(
-        _typed(table, said.get(TYPE_MEMBER, b"")),
-        classes_in(said.get(CLASS_MEMBER, b"")),
-        (*_left_out(shard.object, found, others), *left, *contradictions_in_shard(shard.object, *twice)),
-    )
+    table = _typed(_table(store, heads, shard, samples, columns), said.get(TYPE_MEMBER, b""))
+    classes = classes_in(said.get(CLASS_MEMBER, b""))
+    table = with_names(table, SAID, classes)
+    beside = [sample.other for sample in samples]
+    apart = contradictions_in_shard(shard.object, table["name"], table[SAID], beside)
+    return _Shard(table, classes, (*_left_out(shard.object, found, others), *left, *apart))
 
 
 def _typed(table: pa.Table, types: bytes) -> pa.Table:
