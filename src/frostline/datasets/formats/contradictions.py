@@ -152,15 +152,17 @@ def _found(
     pairs = [(row["said"], row["other"], row["count_all"]) for row in both.to_pylist()]
     names_of = _usual_names(pairs)
     odd = [
-        f"{one}\0{other}"
-        for one, other, _ in pairs
-        if of_two_kinds in (None, _are_of_two_kinds(one, other)) and _are_apart(one, other, names_of)
+        f"{counted}\0{other}"
+        for counted, other, _ in pairs
+        if of_two_kinds in (None, _are_of_two_kinds(counted, other)) and _are_apart(counted, other, names_of)
     ]
     if not odd:
         return ()
     is_odd = pc.fill_null(pc.is_in(pc.binary_join_element_wise(*columns, "\0"), value_set=pa.array(odd)), False)
     first = [column.filter(is_odd)[:_NAMED].to_pylist() for column in (_array(names), *columns)]
-    shown = [f"{name}: {class_name(other)}, not {class_name(one)}" for name, one, other in zip(*first, strict=True)]
+    shown = [
+        f"{name}: {class_name(other)}, not {class_name(counted)}" for name, counted, other in zip(*first, strict=True)
+    ]
     return (of_names(LABELS_LEFT, reason, shown, object)[0]._replace(total=pc.sum(is_odd).as_py()),)
 
 
@@ -168,21 +170,21 @@ def _is_number(label: str) -> bool:
     return class_name(label) == label
 
 
-def _are_of_two_kinds(one: str, other: str) -> bool:
-    return _is_number(one) != _is_number(other)
+def _are_of_two_kinds(counted: str, other: str) -> bool:
+    return _is_number(counted) != _is_number(other)
 
 
 def _usual_names(pairs: Sequence[tuple[str, str, int]]) -> dict[str, str]:
     """The name that most samples with a number have, by the number."""
     count = Counter[tuple[str, str]]()
-    for one, other, times in pairs:
-        if _are_of_two_kinds(one, other):
-            count[_number_first(one, other)] += times
+    for counted, other, times in pairs:
+        if _are_of_two_kinds(counted, other):
+            count[_number_first(counted, other)] += times
     return dict(reversed([pair for pair, _ in count.most_common()]))
 
 
-def _number_first(one: str, other: str) -> tuple[str, str]:
-    number, name = (one, other) if _is_number(one) else (other, one)
+def _number_first(counted: str, other: str) -> tuple[str, str]:
+    number, name = (counted, other) if _is_number(counted) else (other, counted)
     return _in_digits(number) or number, class_name(name)
 
 
@@ -192,11 +194,11 @@ def _in_digits(label: str) -> str | None:
     return str(number) if number is not None else None if _is_number(label) else class_name(label)
 
 
-def _are_apart(one: str, other: str, usual: Mapping[str, str]) -> bool:
-    first, second = _in_digits(one), _in_digits(other)
+def _are_apart(counted: str, other: str, usual: Mapping[str, str]) -> bool:
+    first, second = _in_digits(counted), _in_digits(other)
     if None in (first, second) or first == second:
         return False
-    if not _are_of_two_kinds(one, other):
+    if not _are_of_two_kinds(counted, other):
         return True
-    number, name = _number_first(one, other)
+    number, name = _number_first(counted, other)
     return usual[number] != name
