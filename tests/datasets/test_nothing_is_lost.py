@@ -31,6 +31,7 @@ from frostline.datasets import Dataset
 from frostline.datasets.copy.ready import ingest
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats import left_out
+from frostline.datasets.formats.contradictions import contradicting_labels
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.parquet import CellCache, CellReader
 from frostline.datasets.reading import open_samples
@@ -707,3 +708,218 @@ def check_copy(source, copy, format, columns, ids):
         has_names = "frostline_source" in source.columns
         before = source.column("frostline_source").to_pylist() if has_names else list(source.names)
         assert sorted(names.values()) == sorted(before)
+
+
+def test_a_json_that_says_another_class_than_cls_is_named_once(store, caplog):
+    members = [(f"{key}.jpg", IMAGE) for key in range(6)]
+    cls = [(f"{key}.cls", text) for key, text in enumerate((b"cat", b"dog", b"3", b"cat", b"dog"))]
+    fields = ({"label": "dog"}, {"label": "dog"}, {"cls": "3"}, {"label": None}, {"className": "cat"}, {"label": "ox"})
+    json_of = [(f"{key}.json", json.dumps(about).encode()) for key, about in enumerate(fields)]
+    store.write("a.tar", tar_of([*members, *cls, *json_of]))
+    data = Dataset(store.url)
+    assert [data.classes[label] for label in data.samples.labels] == ["cat", "dog", "3", "cat", "dog", "ox"]
+    wanted = (
+        "label",
+        "of .json against .cls, which counts",
+        2,
+        ("a.tar/0.jpg: dog, not cat", "a.tar/4.jpg: cat, not dog"),
+    )
+    assert said(data) == [wanted]
+    assert said(Dataset(store.url)) == [wanted], "as it was found again"
+    store.write("b.tar", tar_of([("9.jpg", IMAGE), ("9.cls", b"cat"), ("9.json", b'{"label": "cat"}')]))
+    assert said(Dataset(store.url)) == [wanted], "of the first shard nothing was read again"
+    for options, is_said in (
+        ({"targets": ()}, True),
+        ({"label": "meta_label"}, False),
+        ({"targets": "meta_label"}, False),
+    ):
+        caplog.clear()
+        assert len(Dataset(store.url, **options)) == 7
+        assert [wanted[1] in record.message for record in caplog.records] == [True] * is_said, "where none is named"
+
+
+def test_a_number_of_cls_stands_for_the_name_that_most_of_its_samples_have(store):
+    def shard(*pairs):
+        rows = [(str(key), text, name) for key, (text, name) in enumerate(pairs)]
+        both = ([(f"{key}.jpg", IMAGE), (f"{key}.cls", text), (f"{key}.json", name)] for key, text, name in rows)
+        return tar_of([member for members in both for member in members])
+
+    cat, dog = b'{"label": "cat"}', b'{"label": "dog"}'
+    store.write("a.tar", shard((b"0", cat), (b"0", cat), (b"1.0", dog)))
+    assert said(Dataset(store.url)) == []
+    store.write("b.tar", shard((b"0", dog), (b"1", dog)))
+    reason = "of .json against .cls, which counts"
+    assert said(Dataset(store.url)) == [("label", reason, 1, ("b.tar/0.jpg: dog, not 0",))]
+    table = ("__classes__", b'["dog", "cat"]')
+    for name in ("a.tar", "b.tar"):
+        members = [
+            ("0.jpg", IMAGE),
+            ("0.cls", b"0"),
+            ("0.json", cat),
+            ("1.jpg", IMAGE),
+            ("1.cls", b"1"),
+            ("1.json", cat),
+        ]
+        store.write(name, tar_of([table, *members]))
+    names = ("a.tar/0.jpg: cat, not dog", "b.tar/0.jpg: cat, not dog")
+    assert said(Dataset(store.url)) == [("label", reason, 2, names)], "by the table that shards declare"
+
+
+def test_a_folder_that_is_called_as_another_class_than_the_label_of_a_key_is_named(store):
+    keys = [("cat/1", b"dog"), ("train/dog/2", b"dog"), ("dog/cat/3", b"cat"), ("part/4", b"cat")]
+    store.write("a.tar", tar_of([one for key, text in keys for one in ((f"{key}.jpg", IMAGE), (f"{key}.cls", text))]))
+    reason = "of folders against .cls or .json, which count"
+    assert said(Dataset(store.url)) == [("label", reason, 1, ("a.tar/cat/1.jpg: cat, not dog",))]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("field", ["label", "class"])
+def test_a_folder_that_says_another_label_than_the_rows_in_it_is_named(store, kind, field):
+    write_rows(store, kind, {"image": [IMAGE] * 2, "label": ["dog", "cat"]}, name=f"{field}=cat/a")
+    write_rows(store, kind, {"image": [IMAGE] * 2, "label": ["dog", None]}, name=f"{field}=dog/b")
+    data = Dataset(store.url)
+    assert [None if label < 0 else data.classes[label] for label in data.samples.labels] == ["dog", "cat", "dog", None]
+    reason = f"of folders {field}=… against the files in them, which count"
+    [one] = said(data)
+    assert one[:3] == ("label", reason, 1)
+    assert one[3][0].endswith("/0: cat, not dog")
+    assert said(Dataset(store.url)) == [one]
+    write_rows(store, kind, {"image": [IMAGE], "label": ["ox"]}, name=f"{field}=cat/c")
+    assert said(Dataset(store.url))[0][2] == 2
+
+
+def test_of_a_list_and_class_folders_that_disagree_one_counts_and_the_other_is_named(store):
+    put(store, "cat/1.jpg", "cat/2.jpg", "dog/3.jpg")
+    rows_of_list = b"file_name,label\ncat/1.jpg,dog\ncat/2.jpg,cat\ndog/3.jpg,\n"
+    store.write("metadata.csv", rows_of_list)
+    data = Dataset(store.url)
+    assert [data.classes[label] for label in data.samples.labels] == ["cat", "cat", "dog"]
+    wanted = ("label", "of metadata.csv against the folders, which count", 1, ("cat/1.jpg: dog, not cat",))
+    assert said(data) == [wanted]
+    data = Dataset(store.url, file_column="file_name")
+    assert [None if label < 0 else data.classes[label] for label in data.samples.labels] == ["dog", "cat", None]
+    assert said(data) == [("label", "of folders against lists, which count", 1, ("cat/1.jpg: cat, not dog",))]
+
+
+def test_a_list_beside_class_folders_is_named_with_the_option_that_reads_it(store):
+    put(store, "cat/1.jpg", "cat/2.jpg", "dog/3.jpg", "sample_submission.csv")
+    store.write("labels.csv", b"file_name,label\ncat/1.jpg,dog\n")
+    data = Dataset(store.url)
+    assert [data.classes[label] for label in data.samples.labels] == ["cat", "cat", "dog"]
+    reason = "that the format folders does not use"
+    assert said(data) == [
+        ("object", f"{reason} where folders are classes, and --file-column COLUMN reads", 1, ("labels.csv",)),
+        ("object", reason, 1, ("sample_submission.csv",)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("COCO", ("annotations/instances_train2017.json", "annotations/captions_val2017.json")),
+        ("COCO", ("images/_annotations.coco.json", "images/train.coco.json")),
+        ("YOLO", ("labels/1.txt", "labels/train/2.txt")),
+        ("Pascal VOC", ("Annotations/1.xml", "Annotations/2.xml")),
+    ],
+)
+def test_annotations_beside_images_are_named_as_such_with_what_gives_them_as_targets(store, kind, names):
+    put(store, "images/1.jpg", "images/2.jpg", *names)
+    boxes = [[[1, 2, 3, 4], [5, 6, 7, 8]], []]
+    [(what, reason, total, found)] = said(Dataset(store.url))
+    assert (what, total, set(found)) == ("object", 2, set(names))
+    assert reason.startswith(f"with annotations of {kind}, such as boxes, which are not read")
+    assert "targets='objects.bbox'" in reason
+    rows_of_list = ({"file_name": f"{1 + row}.jpg", "objects": {"bbox": box}} for row, box in enumerate(boxes))
+    store.write("images/metadata.jsonl", "\n".join(map(json.dumps, rows_of_list)).encode())
+    data = Dataset(store.url, targets="objects.bbox")
+    assert [sample[1].tolist() for sample in data] == boxes
+
+
+def test_classes_that_differ_in_blanks_alone_stay_apart_in_every_copy(store):
+    names = [" a", "7", "[1]", "a", "a "]
+    put(store, *(f"{name}/{number}.jpg" for number, name in enumerate(names)))
+    urls = [f"memory://{uuid.uuid4()}" for _ in range(4)]
+    for url, kind in zip(urls, ("webdataset", "webdataset", "parquet", "original"), strict=True):
+        repack(Dataset(urls[0] if url == urls[1] else store.url), url, kind, on_event=lambda _: None)
+        data = Dataset(url)
+        assert data.classes == tuple(names)
+        assert sorted(data.samples.labels.tolist()) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("field", ["said", "other", "image_path", "names", "key", "classes"])
+def test_a_field_whose_name_the_listing_uses_itself_is_metadata_and_no_label(store, field):
+    members = [(f"{key}.json", json.dumps({"label": name, field: "x"}).encode()) for key, name in enumerate("ba")]
+    store.write("a/1.tar", tar_of([*members, ("0.jpg", IMAGE), ("1.jpg", IMAGE)]))
+    write_rows(store, "parquet", {"image": [IMAGE] * 2, "label": ["b", "a"], field: ["x"] * 2}, name="b/1")
+    write_rows(store, "arrow", {"image": [IMAGE] * 2, "label": ["b", "a"], field: ["x"] * 2}, name="c/1")
+    put(store, "d/1.jpg", "d/2.jpg")
+    store.write("d/list.csv", f"file,label,{field}\n1.jpg,b,x\n2.jpg,a,x\n".encode())
+    for folder in "abcd":
+        for _ in range(2):  # as it is listed, and as it is found again
+            data = Dataset(f"{store.url}/{folder}")
+            assert (data.classes, data.samples.labels.tolist()) == (("a", "b"), [1, 0])
+            assert data.column(field).to_pylist() == ["x", "x"]
+
+
+def test_two_fields_that_would_be_one_column_are_named_and_none_is_lost_in_silence(store):
+    fields = ({"id": 1, "meta_id": 2, "label": "a"}, {"id": 3, "meta_id": 4, "label": "b"})
+    members = [(f"{key}.json", json.dumps(about).encode()) for key, about in enumerate(fields)]
+    store.write("a.tar", tar_of([*members, ("0.jpg", IMAGE), ("1.jpg", IMAGE)]))
+    data = Dataset(store.url)
+    assert data.column("meta_id").to_pylist() == [2, 4]
+    assert [one[2:] for one in said(data)] == [(1, ("id",))]
+    for kind in ("parquet", "arrow"):
+        url = f"memory://{uuid.uuid4()}"
+        with pytest.raises(DataError, match=r"has columns called 'id' and 'meta_id', .* rename one of them"):
+            len(write_rows(open_store(url), kind, {"image": [IMAGE], "id": [1], "meta_id": [2]}))
+    put(store, "a/1.jpg")
+    store.write("a/list.csv", b"file,id,meta_id\n1.jpg,1,2\n")
+    with pytest.raises(DataError, match="has columns called 'id' and 'meta_id'"):
+        len(Dataset(f"{store.url}/a", format="urls"))
+
+
+def test_numbers_of_json_that_a_number_would_round_keep_their_digits(store):
+    values = {
+        "hash": [2**64 - 1, 1],
+        "mixed": [2**53 + 1, 0.5],
+        "huge": [10**400, 1],
+        "near": [2**53, 0.5],
+        "i": [1, None],
+    }
+    rows_of_json = [{name: column[row] for name, column in values.items()} for row in range(2)]
+    members = [(f"{key}.json", json.dumps(about).encode()) for key, about in enumerate(rows_of_json)]
+    store.write("a.tar", tar_of([*members, ("0.jpg", IMAGE), ("1.jpg", IMAGE)]))
+    data = Dataset(store.url)
+    assert list(map(int, data.column("hash").to_pylist())) == values["hash"]
+    assert len(data.select(f"hash == {2**64 - 1}")) == 1
+    assert len(data.select(f"hash == {2**64 - 2}")) == 0
+    assert data.column("mixed").to_pylist() == ["9007199254740993", "0.5"]
+    assert data.column("huge").to_pylist() == [str(10**400), "1"]
+    assert data.column("near").to_pylist() == [2.0**53, 0.5]
+    assert data.column("i").to_pylist() == [1, None]
+
+
+def count_apart(pairs):
+    """The number of pairs of labels that contradict each other, by a loop over the samples."""
+    said = {'"a"': "a", '"b"': "b", "0": 0, "1": 1, "1.0": 1}
+    both = [(said[one], said[other]) for one, other in pairs if one in said and other in said]
+    alike = [pair for pair in both if type(pair[0]) is type(pair[1])]
+    named = [sorted(pair, key=lambda label: isinstance(label, str)) for pair in both if pair not in alike]
+    total = sum(one != other for one, other in alike)
+    for number in (0, 1):
+        names = [name for of, name in named if of == number]
+        usual = max(names.count(name) for name in names) if names else 0
+        total += len(names) - usual
+    return total
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(*[st.sampled_from([None, '"a"', '"b"', "0", "1", "1.0", "0.5", "-1", "[1]"])] * 2), max_size=12)
+)
+def test_labels_that_contradict_each_other_are_those_that_a_loop_finds(pairs):
+    said, others = [one for one, _ in pairs], [other for _, other in pairs]
+    found = contradicting_labels("of x", [str(row) for row in range(len(pairs))], said, others)
+    assert sum(one.total for one in found) == count_apart(pairs)
+    for name, _, said_twice in (one.partition(": ") for left in found for one in left.names):
+        assert {*said_twice.split(", not ")} == {label.strip('"') for label in pairs[int(name)]}

@@ -175,6 +175,14 @@ def test_a_label_that_no_class_has_gets_a_sentence(store):
     assert "has a label 4 and names for 1 classes only" in refused(store, sink.getvalue().to_pybytes())
 
 
+def test_a_table_of_classes_that_calls_two_alike_is_refused(store):
+    features = b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["crane", "owl", "crane"]}}}}'
+    table = pa.table({"image": [b"1", b"2"], "label": [0, 2]}).replace_schema_metadata({"huggingface": features})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    assert "has two classes called 'crane' in its table of classes" in refused(store, sink.getvalue().to_pybytes())
+
+
 def test_chooses_by_name_among_several_possible_columns():
     def said(**features):
         return {"huggingface": json.dumps({"info": {"features": features}})}

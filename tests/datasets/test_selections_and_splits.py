@@ -138,6 +138,7 @@ def test_an_expression_of_arrow_selects_too(data):
         ("column('taken at') > 'soon'", r"holds timestamp\[us\]: 'soon' is none, which is written like '2026-11-21'"),
         ("column('in zone') > '2026-01-01'", "which is written like '2026-11-21T08:30:00Z'"),
         ("width + 1 > 3", "a selection compares columns"),
+        ("camera.make == 'x'", r"not 'camera\.make'; a column of such a name is column\('camera\.make'\)"),
         ("__import__('os').system('true')", "a selection compares columns"),
         ("name.startswith('x') == True", "a selection compares columns"),
         ("[width for width in (1, 2)] == 1", "a selection compares columns"),

@@ -231,7 +231,7 @@ def test_lists_that_make_no_sense_get_a_sentence(store):
     assert "labels.csv is no CSV file" in refused(store, "url,label\na.jpg\nb,c,d\n")
     assert "labels.csv is no CSV file" in refused(store, "")
     said = "b.jpg is listed and missing{}: mend the list"
-    assert said.format(", and so are all 1 others") in refused(store, "url,label\nb.jpg,1\nc.jpg,1\n")
+    assert said.format(", and so is the other") in refused(store, "url,label\nb.jpg,1\nc.jpg,1\n")
     assert said.format("") in refused(store, "url,label\nb.jpg,1\n")
     assert "a.jpg 2 times" in refused(store, "url,label\na.jpg,1\na.jpg,2\n")
     assert "gopher://" in refused(store, "url,label\ngopher://a/b.jpg,1\n")

@@ -302,3 +302,28 @@ def test_names_with_several_dots_say_what_those_with_one_say(store):
     listed = read(store, ("1.v1.image.pgm", b"P5 1 1 255\n\0"), ("1.v1.mask.pgm", b"P5 1 1 255\n\0"))
     assert listed.table["target_length"].to_pylist() == [12]
     assert listed.table["name"].to_pylist() == ["x.tar/1.v1.image.pgm"]
+
+
+def test_a_mark_that_windows_writes_before_texts_is_no_part_of_a_label(store):
+    bom = b"\xef\xbb\xbf"
+    listed = read(store, ("1.jpg", b"1"), ("1.cls", bom + b"3\r\n"), ("2.jpg", b"2"), ("2.cls", b"0"))
+    assert (listed.table["label"].to_pylist(), listed.classes, listed.left_out) == ([3, 0], tuple("0123"), ())
+    listed = read(store, ("1.jpg", b"1"), ("1.json", bom + b'\n{"label": "cat"}'))
+    assert (labels(listed), listed.left_out) == ({"1.jpg": "cat"}, ())
+
+
+def test_numbers_of_cls_are_those_of_the_table_of_classes_that_shards_declare(store):
+    table = ("__classes__", b'["zebra", "ant", "unseen"]')
+    members = [("1.jpg", b"1"), ("1.cls", b"0"), ("2.jpg", b"2"), ("3.jpg", b"3"), ("3.cls", b"1.0")]
+    store.write("a.tar", tar_of([table, *members]))
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("zebra", "ant", "unseen"), [0, -1, 1])
+    store.write("b.tar", tar_of([table, ("4.jpg", b"4"), ("4.cls", b"2"), ("5.jpg", b"5"), ("5.cls", b"1")]))
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("zebra", "ant", "unseen"), [0, -1, 1, 2, 1])
+    store.write("b.tar", tar_of([("4.jpg", b"4"), ("4.cls", b"ant"), ("5.jpg", b"5")]))
+    data = Dataset(store.url)
+    assert (data.classes, data.samples.labels.tolist()) == (("zebra", "ant", "unseen"), [0, -1, 1, 1, -1])
+    store.write("b.tar", tar_of([table, ("4.jpg", b"4"), ("4.cls", b"3")]))
+    with pytest.raises(DataError, match=r"b\.tar has a label 3 and names for 3 classes only"):
+        len(Dataset(store.url))

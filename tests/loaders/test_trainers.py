@@ -289,3 +289,64 @@ def test_both_ranks_have_the_gradients_of_one_process_on_both_batches(seen):
     assert meant.keys() == first["gradients"].keys()
     for name, values in meant.items():
         torch.testing.assert_close(torch.tensor(first["gradients"][name]), torch.tensor(values), rtol=1e-5, atol=1e-6)
+
+
+class Frozen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.ReLU(), nn.Flatten()).requires_grad_(False).eval()
+        self.layer = nn.LazyLinear(3)
+        self(torch.zeros(1, 3, 32, 32))
+
+    def forward(self, pixels):
+        return self.layer(self.stem(pixels))
+
+
+class OverHead(Layer):
+    """Trains the head of a job."""
+
+    def __init__(self, head):
+        super().__init__()
+        self.layer = head
+
+    def forward(self, pixel_values, labels, ids):
+        self.seen.append(ids.tolist())
+        return {"loss": nn.functional.cross_entropy(self.layer(pixel_values), labels)}
+
+
+class LitHead(Lit):
+    def __init__(self, job):
+        super().__init__(job)
+        self.layer = job.head
+
+    def training_step(self, batch, _):
+        return nn.functional.cross_entropy(self.layer(batch.features), batch.labels)
+
+
+def train_by_transformers(job, folder):
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=2,
+        bf16=True,
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    OverFrostline(job.loader(4, augment=as_inputs), model=OverHead(job.head), args=arguments).train()
+
+
+def train_by_lightning(job, folder):
+    fit(LitHead(job), folder, steps=2, precision="bf16-mixed")
+
+
+@pytest.mark.parametrize("trained", [train_by_transformers, train_by_lightning])
+def test_a_trainer_that_casts_is_told_at_the_users_line_that_frozen_layers_are_not(folder, tmp_path, trained):
+    options = {"preprocess": tiny_preprocess(), "settings": SETTINGS, "node": NODE}
+    with (
+        fl.offload(Frozen(), fl.Dataset(folder), **options) as job,
+        pytest.warns(UserWarning, match="autocast") as told,
+    ):
+        trained(job, tmp_path)
+    [said] = [one for one in told if "reaches what the head computes alone" in str(one.message)]
+    assert said.filename == __file__

@@ -1623,8 +1623,9 @@ class TestAround:
         _, plain, network = cut(Between())
         run, pixels = through(network), batches()[0][0]
         with torch.autocast("cpu", torch.bfloat16):
-            with pytest.warns(UserWarning, match="autocast to bfloat16 is on .* reaches what the head computes alone"):
+            with pytest.warns(UserWarning, match="autocast .* reaches what the head computes alone") as told:
                 scores = run(pixels)
+            assert told[0].filename == __file__, "whoever called the head"
             assert torch.equal(run(pixels), scores)  # warnings are errors here
         assert scores.dtype == torch.bfloat16
         assert torch.allclose(scores.float(), plain(pixels), atol=0.05)
@@ -1638,6 +1639,15 @@ class TestAround:
         with pytest.warns(UserWarning, match="a cast of features to bfloat16 is on around job.head and reaches"):
             scores = network.head(features.bfloat16())
         assert torch.equal(network.head(features.bfloat16()), scores)
+
+    def test_features_that_are_not_dense_are_refused_in_a_sentence(self):
+        _, _, network = cut(Between())
+        features = through(network, lambda features: features)(batches()[0][0])
+        for others in (features.to_sparse(), torch.nested.nested_tensor([*features], layout=torch.jagged)):
+            with pytest.raises(
+                ModelError, match=r"and takes dense ones, as batch\.features are: give it features.to_dense"
+            ):
+                network.head(others)
 
     def test_nothing_is_said_of_autocast_that_changes_no_frozen_layer(self):
         _, plain, network = cut(Between().bfloat16())

@@ -273,7 +273,8 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         """The whole manifest and the rows of it that are in this data set, for other parts of Frostline."""
         if self._selected is None:
             whole = self.source.manifest(self._on_event)
-            left = describe_left_out(self._url, whole.left_out)
+            is_named = self._label is not None or bool(self._declared)
+            left = describe_left_out(self._url, [left for left in whole.left_out if not (is_named and left.is_label)])
             if left is not None:
                 self._on_event(left)
             if self._label is not None:

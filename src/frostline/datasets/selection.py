@@ -259,7 +259,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _refused(node: ast.expr) -> SettingError:
-    return SettingError(f"a selection compares columns with values, as in {_EXAMPLE}; not {_short(ast.unparse(node))}")
+    text = ast.unparse(node)
+    named = f"; a column of such a name is column({text!r})" if isinstance(node, ast.Attribute) else ""
+    return SettingError(f"a selection compares columns with values, as in {_EXAMPLE}; not {_short(text)}{named}")
 
 
 def _short(text: str) -> str:

@@ -60,6 +60,8 @@ __all__ = ("Head", "SkippingHead", "TracedParts", "WholeHead", "skipping_head")
 
 
 _ROWS_OF_A_PLAN = 2
+# Whoever called the head, from ``_run_`` on: there is ``forward``, and what PyTorch does around it.
+_CALLER = 6
 _SEED = 1
 _OTHER_NOW = "{} of the network was replaced since the job was made, and its head has the old one: call job.refreeze()"
 _NOT_COMPILED = "torch.compile leaves job.head as it is: compile your trained layers, as model.classifier.compile()"
@@ -71,6 +73,7 @@ _TAKES_ACTIVATIONS = (
 _TAKES_TENSORS = (
     "the head was called with {}, and takes tensors: write job.head(batch.features), or torch.from_numpy(...) of arrays"
 )
+_TAKES_DENSE = "the head was called with {}, and takes dense ones, as batch.features are: give it features.to_dense()"
 _CAST = (
     "{} to {} is on around job.head and reaches what the head computes alone: frozen layers are computed apart, "
     "in the precision of the job's accuracy=, so that losses differ by rounding from those of a loop that casts all"
@@ -163,6 +166,9 @@ class Head(StandIn, ABC):
         given = [tensor for item in features for tensor in (item if isinstance(item, list | tuple) else (item,))]
         if strange := [describe_value(value) for value in given if not isinstance(value, torch.Tensor)]:
             raise ModelError(_TAKES_TENSORS.format(strange[0]))
+        if other := [tensor for tensor in given if tensor.layout is not torch.strided or tensor.is_nested]:
+            kind = "a nested tensor" if other[0].is_nested else f"a tensor of the layout {other[0].layout}"
+            raise ModelError(_TAKES_DENSE.format(kind))
         return self._run_uncompiled_(given) if torch.compiler.is_compiling() else self._run_as_it_is_(given)
 
     def _run_uncompiled_(self, tensors: list[torch.Tensor]) -> Any:
@@ -512,7 +518,7 @@ class SkippingHead(Head):
         dtype = torch.get_autocast_dtype(kind) if is_automatic else given.dtype
         self.expects_autocast_, how = True, "autocast" if is_automatic else "a cast of features"
         if not (is_automatic and self.makes_the_same_(is_cast=True)):
-            warnings.warn(_CAST.format(how, str(dtype).removeprefix("torch.")), stacklevel=5)  # who called the head
+            warnings.warn(_CAST.format(how, str(dtype).removeprefix("torch.")), stacklevel=_CALLER + 1)
 
     @property
     def known_by_(self) -> Given:
@@ -529,7 +535,7 @@ class SkippingHead(Head):
             raise ModelError(_TAKES_ACTIVATIONS.format(f"{len(tensors)} tensors"))
         if not is_origin_known(tensors, self.known_by_) and self.awaits_pass_:
             self.awaits_pass_ = False
-            warnings.warn(_OF_BEFORE, stacklevel=5)
+            warnings.warn(_OF_BEFORE, stacklevel=_CALLER)
         if (changed := self.changed_read_(theirs_alone=True)) is not None:
             raise ModelError(f"{changed}: run the whole network for this, or call job.refreeze()")
         if not self.expects_autocast_:

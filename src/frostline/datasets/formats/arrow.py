@@ -26,6 +26,7 @@ from frostline.datasets.formats.base import (
     column_paths,
     digest_of,
 )
+from frostline.datasets.formats.contradictions import contradictions_of_partitions
 from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, size_at, target_columns
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut, is_hidden
@@ -292,7 +293,7 @@ def _body_length(head: bytes) -> int:
     return int(struct.unpack_from("<q", head, table + place)[0]) if place else 0
 
 
-_RULE = "frostline arrow 6"
+_RULE = "frostline arrow 7"
 # Files indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Results of ``map`` that ``datasets`` keeps beside the data: the same samples again, or other ones.
@@ -360,7 +361,10 @@ class ArrowFiles:
             divided_by_names=is_divided,
             has_named_classes=labels.are_names,
             used=(*names, *_about(names, entries)),
-            left_out=tuple(left for file in files for left in file.left_out),
+            left_out=(
+                *(left for file in files for left in file.left_out),
+                *contradictions_of_partitions(tables, names),
+            ),
             is_turned=any(file.is_turned for file in files),
             named=names_of_columns(files),
         )

@@ -15,12 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frostline.core.declared import first_twice
 from frostline.core.errors import DataError
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS, flatten_row, list_column
 from frostline.datasets.formats.left_out import COLUMNS_LEFT, LeftOut, of_names
 
 __all__ = (
     "CLASSES",
+    "KEY_FOLDERS",
     "LABEL_FIELDS",
     "NO_CLASSES",
     "OTHER_LABELS",
@@ -31,8 +33,10 @@ __all__ = (
     "Labelled",
     "are_divided",
     "are_numbers",
+    "check_column_names",
     "class_labels",
     "class_name",
+    "class_number",
     "class_table",
     "classes_in",
     "column_labels",
@@ -46,6 +50,7 @@ __all__ = (
     "inner_splits",
     "is_split",
     "join_tables",
+    "label_field",
     "label_text",
     "named_columns",
     "no_class",
@@ -58,6 +63,7 @@ __all__ = (
     "splits_of",
     "text_label",
     "training_split",
+    "with_names",
     "with_splits",
 )
 
@@ -120,6 +126,14 @@ def find_name(names: Sequence[str], fields: Sequence[str]) -> str | None:
     return next((plain[_letters(field)] for field in fields if _letters(field) in plain), None)
 
 
+def label_field(about: Mapping[str, Any]) -> str | None:
+    """The field of JSON that says a label: ``label`` also where it is null; None where there is none."""
+    # The fields of an object that is called as labels are stay metadata, of which one may be named as the label.
+    can_be = [name for name, value in about.items() if not isinstance(value, dict)]
+    said = [name for name in can_be if about[name] is not None]
+    return find_name(can_be, LABEL_FIELDS[:1]) or find_name(said, LABEL_FIELDS)
+
+
 @lru_cache(1 << 12)
 def _letters(name: str) -> str:
     return _NO_LETTER.sub("", name.casefold())
@@ -165,7 +179,7 @@ def encode_labels(said: pa.ChunkedArray | pa.Array | Sequence[str | None], names
     numbers = [label for label in distinct if _ANY_NUMBER.fullmatch(label)]
     lists = [label for label in distinct if _is_list(label)]
     if len(numbers) == len(distinct):
-        whole = [_class_number(label) for label in distinct]
+        whole = [class_number(label) for label in distinct]
         if None not in whole:
             return _numbered(found, [number for number in whole if number is not None])
         return _with_others(found, _numbers(distinct))
@@ -193,8 +207,10 @@ def _with_others(found: pa.Array, values: pa.Array) -> Labelled:
     return Labelled(np.full(len(found), -1, np.int64), (), values.take(found.indices))
 
 
-def _class_number(label: str) -> int | None:
-    """The number of a class; None where a number is none of one."""
+def class_number(label: str) -> int | None:
+    """The number of a class that a label says, also one such as 1.0; None where it says none."""
+    if not _ANY_NUMBER.fullmatch(label):
+        return None
     if _DIGITS.fullmatch(label):
         return int(label)
     number = float(label)
@@ -269,10 +285,37 @@ def common_table(tables: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], st
     return names, "" if not declared else "all" if len(different) == 1 else "some"
 
 
-def label_text(label: object) -> str | None:
+def with_names(table: pa.Table, said: str, names: Sequence[str]) -> pa.Table:
+    """A table whose labels are names where they are numbers of classes, and a table of classes gives these names.
+
+    Args:
+        table: samples of an object.
+        said: name of the column with labels as texts.
+        names: table of classes; empty where there is none.
+
+    Raises:
+        DataError: a number has no name.
+    """
+    numbers = {label: class_number(label) for label in table[said].unique().to_pylist() if label is not None}
+    whole = [number for number in numbers.values() if number is not None]
+    if not whole or len(whole) < len(numbers) or not names or are_numbers(names):
+        return table
+    if max(whole) >= len(names):
+        raise DataError(
+            f"{table['object'][0].as_py()} has a label {max(whole)} and names for {len(names)} classes only"
+        )
+    column = column_labels(table[said], lambda label: None if label is None else _name(names[numbers[label] or 0]))
+    return table.set_column(table.schema.get_field_index(said), said, column)
+
+
+def label_text(label: object, *, is_exact: bool = False) -> str | None:
     """A label of JSON, of a table or of a file of Parquet, as ``encode_labels`` takes it; None where it says nothing.
 
     A text is a name, also one of digits, and a number is a number.
+
+    Args:
+        label: value that says the label.
+        is_exact: True where blanks around a name belong to it.
     """
     match label:
         case None:
@@ -280,7 +323,7 @@ def label_text(label: object) -> str | None:
         case bool():
             return _name(str(label))
         case str():
-            return label if _is_list(label) else _name(label.strip())
+            return label if _is_list(label) else _name(label if is_exact else label.strip())
         case bytes():
             return _name(_decoded(label).strip())
         case int():
@@ -389,14 +432,16 @@ _MAX_COLUMNS = 256
 TAKEN = frozenset([*COLUMNS.names, *TARGET_COLUMNS.names])
 """The names of a sample's own columns: a field that is called so becomes another column."""
 _INT64 = range(-(1 << 63), 1 << 63)
+_DECIMALS = range(1 - 10**38, 10**38)
 
 
 def columns_of(rows: Sequence[Mapping[str, Any]], object: str) -> tuple[dict[str, pa.Array], tuple[LeftOut, ...]]:
     """One column a field of JSON, null where it does not stand, and what is left out: long lists, and many fields.
 
     Whole numbers, other numbers, truth values and texts become columns of their type; a field with several kinds of
-    values becomes texts. The fields of an object are fields of their own, and what is nested deeper, as lists are, is
-    text in JSON. Of more than 256 fields, those are columns that most rows have.
+    values, or with numbers that a number would round, becomes texts. The fields of an object are fields of their own,
+    and what is nested deeper, as lists are, is text in JSON. Of more than 256 fields, those are columns that most rows
+    have.
 
     Args:
         rows: the rows.
@@ -406,10 +451,12 @@ def columns_of(rows: Sequence[Mapping[str, Any]], object: str) -> tuple[dict[str
     count = Counter(name for row in rows for name in row)
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
     lists = {name: list_column([row.get(name) for row in rows]) for name in nested}
-    names = [name for name, _ in count.most_common() if lists.get(name, ()) is not None]
+    twice = sorted(name for name in count if column_name(name) != _text(name) and column_name(name) in count)
+    names = [name for name, _ in count.most_common() if lists.get(name, ()) is not None and name not in twice]
     long = sorted(name for name, column in lists.items() if column is None)
     left = (
         *of_names(COLUMNS_LEFT, "of lists too long for metadata", long, object),
+        *of_names(COLUMNS_LEFT, "called as samples' own are, while another has the name with meta_", twice, object),
         *of_names(COLUMNS_LEFT, f"beyond the {_MAX_COLUMNS} that most samples have", names[_MAX_COLUMNS:], object),
     )
     return {
@@ -426,6 +473,20 @@ def named_columns(columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
 def column_name(field: str) -> str:
     """The name of a field's column."""
     return f"meta_{_text(field)}" if field in TAKEN else _text(field)
+
+
+def check_column_names(object: str, fields: Iterable[str]) -> None:
+    """Make sure that no two fields of a file would be one column.
+
+    Raises:
+        DataError: A field has the name of a sample's own column, and another one the name that it would get.
+    """
+    twice = first_twice(map(column_name, fields))
+    if twice is not None:
+        raise DataError(
+            f"{object} has columns called {twice.removeprefix('meta_')!r} and {twice!r}, and the first would be called "
+            "as the second, since samples have a column of its name: rename one of them"
+        )
 
 
 def join_tables(tables: Sequence[pa.Table]) -> pa.Table:
@@ -453,9 +514,12 @@ def _with_texts(table: pa.Table, names: set[str]) -> pa.Table:
 
 def _column(values: list[Any]) -> pa.Array:
     kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int} and all(value is None or value in _INT64 for value in values):
+    whole = [value for value in values if type(value) is int]
+    if kinds <= {int} and all(value in _INT64 for value in whole):
         return pa.array(values, pa.int64() if kinds else pa.null())
-    if kinds <= {int, float}:
+    if kinds == {int} and all(value in _DECIMALS for value in whole):
+        return pa.array([None if value is None else Decimal(value) for value in values], pa.decimal128(38, 0))
+    if kinds <= {int, float} and all(value in _DECIMALS and float(value) == value for value in whole):
         return pa.array([None if value is None else float(value) for value in values], pa.float64())
     if kinds == {bool}:
         return pa.array(values, pa.bool_())
@@ -621,7 +685,8 @@ def with_splits(
     return table.append_column(SPLIT, pa.chunked_array(each, pa.string())), True
 
 
-_KEY_FOLDERS = "^(?:(?P<first>[^/]*)/)?(?:(?P<second>[^/]*)/)?"
+KEY_FOLDERS = "^(?:(?P<first>[^/]*)/)?(?:(?P<second>[^/]*)/)?"
+"""The first and the second folder of a key; empty where it has none."""
 
 
 def divided_by_keys(tables: Sequence[pa.Table], shards: Sequence[str], said: str) -> tuple[list[pa.Table], bool]:
@@ -636,7 +701,7 @@ def divided_by_keys(tables: Sequence[pa.Table], shards: Sequence[str], said: str
         said: name of the column with labels as texts.
     """
     keys = (pc.utf8_slice_codeunits(table["name"], len(shard) + 1) for table, shard in zip(tables, shards, strict=True))
-    found = [pc.extract_regex(names, _KEY_FOLDERS).combine_chunks() for names in keys]
+    found = [pc.extract_regex(names, KEY_FOLDERS).combine_chunks() for names in keys]
     folders = [(pc.struct_field(parts, "first"), pc.struct_field(parts, "second")) for parts in found]
     firsts = {name for first, _ in folders for name in pc.unique(first).to_pylist()}
     pairs = partial(_pairs_of, folders)

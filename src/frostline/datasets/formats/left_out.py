@@ -18,6 +18,8 @@ from frostline.stores.urls import FILE_SUFFIXES
 __all__ = (
     "COLUMNS_LEFT",
     "KEYS",
+    "LABELS_LEFT",
+    "NO_LABELS",
     "OBJECTS_LEFT",
     "ROWS",
     "LeftOut",
@@ -33,8 +35,11 @@ __all__ = (
     "sum_left_out",
 )
 
-OBJECTS_LEFT, ROWS, KEYS, COLUMNS_LEFT = "object", "row", "key", "column"
+OBJECTS_LEFT, ROWS, KEYS, COLUMNS_LEFT, LABELS_LEFT = "object", "row", "key", "column", "label"
 """What can be left out."""
+
+NO_LABELS = r"(?i)submission"
+"""What lists are called that a contest asks for, whose labels are none."""
 
 _NAMED = 3
 _MAX_NAME = 200
@@ -43,6 +48,21 @@ _LOG = logging.getLogger("frostline")
 _OWN = ".frostline/"
 # Formats whose files are known by their suffix: where another format was taken, they may be what was meant.
 _READ_BY = {".arrow": "arrow", ".parquet": "parquet", ".tar": "webdataset"}
+# Lists that say labels of images, one a row.
+_LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
+# Boxes, outlines and points of images, by the tools that write them.
+_ANNOTATIONS = {
+    "COCO": (
+        r"(?i)(^|/)((instances|person_keypoints|captions|stuff|panoptic)_[^/]*|[^/]*\.coco|annotations?)\.json$"
+        r"|(^|/)annotations?/[^/]*\.json$"
+    ),
+    "YOLO": r"(?i)(^|/)labels/.*\.txt$",
+    "Pascal VOC": r"(?i)(^|/)annotations?/.*\.xml$",
+}
+_AS_TARGETS = (
+    ", such as boxes, which are not read: write them into a column of metadata.jsonl beside the images, or of Parquet, "
+    "such as objects.bbox, and declare it by targets='objects.bbox' (--targets objects.bbox)"
+)
 # What starts with a dot, and folders that macOS, Windows, Synology's file servers and file systems keep beside what
 # people put there: thumbnails, resources and what was deleted, under the names of the samples.
 _HIDDEN = r"(?i)(^|/)(\.|(__macosx|@eadir|#recycle|\$recycle\.bin|system volume information|lost\+found)/)"
@@ -54,7 +74,7 @@ class LeftOut(NamedTuple):
     """What is no sample for one reason.
 
     Attributes:
-        what: kind of it, one of ``OBJECTS_LEFT``, ``ROWS``, ``KEYS`` and ``COLUMNS_LEFT``.
+        what: kind of it, one of ``OBJECTS_LEFT``, ``ROWS``, ``KEYS``, ``COLUMNS_LEFT`` and ``LABELS_LEFT``.
         reason: reason in a few words, such as ``without an image``.
         total: number of them.
         names: names of the first few.
@@ -66,6 +86,11 @@ class LeftOut(NamedTuple):
     total: int
     names: tuple[str, ...]
     object: str = ""
+
+    @property
+    def is_label(self) -> bool:
+        """It is a label of a sample that has another one, which counts where none is named."""
+        return self.what == LABELS_LEFT
 
     def __str__(self) -> str:
         more = ", …" if self.total > len(self.names) else ""
@@ -110,7 +135,7 @@ def describe_left_out(url: str, found: Sequence[LeftOut]) -> SamplesLeftOut | No
     """
     if not found:
         return None
-    count = sum(left.total for left in found if left.what != COLUMNS_LEFT)
+    count = sum(left.total for left in found if left.what not in (COLUMNS_LEFT, LABELS_LEFT))
     return SamplesLeftOut(count=count, reason=f"left out of {url}: {'; '.join(map(str, found))}")
 
 
@@ -195,8 +220,18 @@ def _by_reason(objects: pa.Array, format: str, of_samples: Sequence[str]) -> Ite
         of_other = is_table & _mask(pc.equal(suffixes, suffix)) & (format != other)
         yield from _named(f"that the format {format} does not use, and --format {other} reads", objects, of_other)
         is_beside &= ~of_other
+    if format == "folders":
+        of_list = is_table & _mask(pc.is_in(suffixes, value_set=pa.array(_LISTS)))
+        of_list &= ~_mask(pc.match_substring_regex(objects, f"{NO_LABELS}[^/]*$"))
+        reason = "that the format folders does not use where folders are classes, and --file-column COLUMN reads"
+        yield from _named(reason, objects, of_list)
+        is_beside &= ~of_list
     yield from _named(f"that the format {format} does not use", objects, is_beside)
     others = ~hidden & ~is_sample & ~is_table
+    for kind, pattern in _ANNOTATIONS.items():
+        of_kind = others & _mask(pc.match_substring_regex(objects, pattern))
+        yield from _named(f"with annotations of {kind}{_AS_TARGETS}", objects, of_kind)
+        others &= ~of_kind
     for suffix in sorted(set(suffixes.filter(pa.array(others)).to_pylist())):
         of_suffix = others & _mask(pc.equal(suffixes, suffix))
         reason = f"with the suffix {suffix}, which is not read" if suffix else "without a suffix"

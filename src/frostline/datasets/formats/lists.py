@@ -28,6 +28,7 @@ from frostline.datasets.formats.base import (
     nested_names,
     without_extension,
 )
+from frostline.datasets.formats.contradictions import contradicting_labels
 from frostline.datasets.formats.finding import ObjectFinder, are_files, file_column, first_values
 from frostline.datasets.formats.folders import MASK_FIELDS, ClassFolderFormat
 from frostline.datasets.formats.labels import (
@@ -35,6 +36,7 @@ from frostline.datasets.formats.labels import (
     OTHER_LABELS,
     SPLIT,
     URL_FIELDS,
+    check_column_names,
     column_labels,
     column_name,
     columns_of,
@@ -47,7 +49,15 @@ from frostline.datasets.formats.labels import (
     splits_of,
     text_label,
 )
-from frostline.datasets.formats.left_out import COLUMNS_LEFT, OBJECTS_LEFT, ROWS, LeftOut, is_hidden, of_names
+from frostline.datasets.formats.left_out import (
+    COLUMNS_LEFT,
+    NO_LABELS,
+    OBJECTS_LEFT,
+    ROWS,
+    LeftOut,
+    is_hidden,
+    of_names,
+)
 from frostline.datasets.formats.ranges import is_parquet, list_columns, open_parquet, read_columns
 from frostline.datasets.formats.tables import is_label, is_scalar, omissions_of_table, plain_column
 from frostline.stores.protocols import Entry, ObjectStore
@@ -95,8 +105,6 @@ _FILES_FIRST = (*(name for name in URL_FIELDS if "url" not in name), *(name for 
 _MAX_REASON = 500
 # Names of files that are missing for which one is looked for that may be meant.
 _SHOWN = 3
-# Lists of what a contest asks for, whose labels are none.
-_NO_LABELS = re.compile(r"(?i)submission")
 # What folders of images and sounds are called that are no classes.
 _NUMBERED = re.compile(
     r"(?i)^(?:patient|subject|sub|participant|person|case|study|scan|series|session|visit|slide|video|clip|sequence|seq|"
@@ -182,6 +190,7 @@ def read_list(
     is_there = pc.not_equal(pc.fill_null(files, ""), "")
     lost = [f"{entry.object}/{row}" for row, there in enumerate(is_there.to_pylist()) if not there]
     table, files = table.filter(is_there), files.filter(is_there)
+    check_column_names(entry.object, (name for name in table.column_names if name not in (file, mask, said)))
     about = {
         column_name(field.name): plain_column(table[field.name]).combine_chunks()
         for field in table.schema
@@ -500,7 +509,7 @@ class AnnotatedFolders(ClassFolderFormat):
         lists = sorted(filter(self._may_annotate, entries))
         if self._files is None and not lists:
             return found
-        says_classes = self._files is None and not (len(found.classes) == 1 or all(map(_is_no_class, found.classes)))
+        says_classes = self._files is None and _are_classes(found.classes)
         if says_classes:
             lists = [entry for entry in lists if entry.object.rpartition("/")[2].lower() in _METADATA]
         notes = _Notes(found, ObjectFinder(entries, store.url), takes_labels=not says_classes)
@@ -517,7 +526,7 @@ class AnnotatedFolders(ClassFolderFormat):
         return _may_annotate(entry) or (is_named and not is_hidden(entry.object))
 
 
-_RULE = "frostline annotated folders 6"
+_RULE = "frostline annotated folders 7"
 
 
 def list_left_out(entry: Entry, why: str) -> tuple[LeftOut, ...]:
@@ -568,7 +577,11 @@ def _may_annotate(entry: Entry) -> bool:
     # Of Parquet files, what a command wrote beside the images is none: the data would be another with each.
     name = entry.object.rpartition("/")[2]
     may_be = is_text_list(entry) or (is_parquet(entry) and name.lower() in _METADATA)
-    return may_be and not _NO_LABELS.search(name)
+    return may_be and not re.search(NO_LABELS, name)
+
+
+def _are_classes(folders: Sequence[str]) -> bool:
+    return len(folders) > 1 and not all(map(_is_no_class, folders))
 
 
 def _is_no_class(folder: str) -> bool:
@@ -633,7 +646,18 @@ class _Notes:
         elif rows.said is not None:
             texts = column_labels(rows.said, lambda label: json.loads(label) if label and label[0] == '"' else label)
             _add(self._columns, "meta_label", texts.take(pa.array(at, pa.int64())))
+            reason, classes = f"of {entry.object} against the folders, which count", list(map(self._class_of, meant))
+            self._left += contradicting_labels(reason, rows.files, classes, rows.said, entry.object)
         self._left += _lost(entry, rows, named, unclear, self._with_likely)
+
+    def _class_of(self, row: int | None) -> str | None:
+        """The class that the folder of an image says, as a label."""
+        return None if row is None else label_text(self._folders[row])
+
+    @cached_property
+    def _folders(self) -> list[str | None]:
+        names = pa.array(self._found.classes, pa.string())
+        return list(names.take(self._found.table["label"].combine_chunks()).to_pylist())
 
     def _with_likely(self, written: str, entry: Entry) -> str:
         """A name that leads nowhere, with the file that is probably meant."""
@@ -672,6 +696,9 @@ class _Notes:
         elif self._takes_labels and self._lists and all(map(_is_no_class, self._found.classes)):
             said = pa.nulls(len(self._place), pa.string())
         found = self._divided()
+        if said is not None and _are_classes(self._found.classes):
+            others = list(map(label_text, self._folders))
+            self._left += contradicting_labels("of folders against lists, which count", [*self._place], said, others)
         used = (*self._lists, *self._passed_over)
         return _with_columns(found, self._columns, said, used, tuple(self._left))
 

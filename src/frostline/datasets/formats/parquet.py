@@ -30,6 +30,7 @@ from frostline.datasets.formats.base import (
     column_at,
     digest_of,
 )
+from frostline.datasets.formats.contradictions import contradictions_of_partitions
 from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, table_log, target_columns
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut
@@ -614,7 +615,7 @@ def _version(etag: str) -> str:
     return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
 
 
-_RULE = "frostline parquet 8"
+_RULE = "frostline parquet 9"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 
@@ -662,12 +663,13 @@ class Parquet:
         with ThreadPoolExecutor(_THREADS, "frostline-index") as threads:
             files = list(threads.map(partial(_read, store, known, self._column), found))
         files, are_elsewhere = locate_rows(files, found, store, entries, lambda entry: str(Cell.of(entry)), before)
-        tables = with_partitions([file.table for file in files], [entry.object for entry in found])
-        table, is_divided = with_splits(join_tables(tables), [entry.object for entry in found], list(map(len, tables)))
+        names = [entry.object for entry in found]
+        tables = with_partitions([file.table for file in files], names)
+        table, is_divided = with_splits(join_tables(tables), names, list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds a sample")
-        names = {file.classes for file in files if file.classes}
-        said = encode_labels(table[SAID], names.pop() if len(names) == 1 else ())
+        classes = {file.classes for file in files if file.classes}
+        said = encode_labels(table[SAID], classes.pop() if len(classes) == 1 else ())
         return ListedSamples(
             table=finish_table(table, said),
             classes=said.classes,
@@ -676,7 +678,10 @@ class Parquet:
             divided_by_names=is_divided,
             has_named_classes=said.are_names,
             used=tuple(entry.object for entry in found),
-            left_out=tuple(left for file in files for left in file.left_out),
+            left_out=(
+                *(left for file in files for left in file.left_out),
+                *contradictions_of_partitions(tables, names),
+            ),
             is_turned=any(file.is_turned for file in files),
             named=names_of_columns(files),
         )

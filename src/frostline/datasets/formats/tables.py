@@ -42,6 +42,7 @@ from frostline.datasets.formats.labels import (
     SPLIT,
     URL_FIELDS,
     Labelled,
+    check_column_names,
     class_labels,
     column_labels,
     column_name,
@@ -79,6 +80,7 @@ __all__ = (
     "number_lists",
     "omissions_in",
     "omissions_of_table",
+    "partitions_of",
     "path_leaf",
     "plain_column",
     "read_back",
@@ -89,8 +91,8 @@ __all__ = (
 )
 
 
-SAID = "said"
-"""The column of tables of single objects that holds labels as texts, until all of them are known."""
+SAID = "/said"
+"""The column of tables of single objects that holds labels as texts, until all are known; no field is called so."""
 
 Parts = dict[tuple[str, str], pa.Table]
 """Tables of single objects, by name and etag."""
@@ -152,7 +154,7 @@ def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa
     Raises:
         DataError: the columns of labels hold numbers in one file, and names in another.
     """
-    said = [_partitions_of(file) for file in files]
+    said = [partitions_of(file) for file in files]
     names = sorted({name for found in said for name in found})
     label = find_name(names, LABEL_FIELDS)
     require_one_kind(
@@ -185,7 +187,8 @@ def _is_empty(column: pa.ChunkedArray) -> bool:
     return bool(column.null_count == len(column))
 
 
-def _partitions_of(file: str) -> dict[str, str | None]:
+def partitions_of(file: str) -> dict[str, str | None]:
+    """The columns that the folders of a file say, as ``site=north/``, with their values."""
     pairs = (part.partition("=") for part in file.split("/")[:-1])
     return {
         unquote(name): None if value == _NO_VALUE else unquote(value) for name, mark, value in pairs if mark and name
@@ -642,6 +645,9 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
     columns = columns_of_schema(schema, column)
     if columns is None:
         raise DataError(_lacks(object, schema, column))
+    if (name := first_twice(columns.classes)) is not None:
+        raise DataError(f"{object} has two classes called {name!r} in its table of classes: give each its own name")
+    check_column_names(object, (*columns.about, *columns.lists))
     kind = None if columns.other is None else schema.field(columns.other).type
     if kind is not None and not is_list(kind):
         raise refuse_labels(object, str(columns.other), kind)

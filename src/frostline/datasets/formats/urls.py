@@ -24,6 +24,7 @@ from frostline.datasets.formats.base import (
     ManifestColumns,
     digest_of,
 )
+from frostline.datasets.formats.contradictions import contradictions_of_partitions
 from frostline.datasets.formats.finding import ObjectFinder
 from frostline.datasets.formats.folders import (
     NO_MASK,
@@ -224,7 +225,7 @@ def _outer(urls: Iterable[str]) -> Mapping[str, int]:
     return outer
 
 
-_RULE = "frostline url lists 11"
+_RULE = "frostline url lists 12"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
@@ -294,8 +295,9 @@ class UrlLists:
             read = list(read_lists(store, lists, finder.names, pass_over, named=self._files))
             lists, rows = [entry for entry, _ in read], [rows for _, rows in read]
         made, lost = zip(*(_table(some, entry, finder) for some, entry in zip(rows, lists, strict=True)), strict=True)
-        tables = with_partitions(made, [entry.object for entry in lists])
-        table, is_divided = with_splits(join_tables(tables), [entry.object for entry in lists], list(map(len, tables)))
+        names = [entry.object for entry in lists]
+        tables = with_partitions(made, names)
+        table, is_divided = with_splits(join_tables(tables), names, list(map(len, tables)))
         if not len(table):
             raise EmptyDataset(f"the lists at {store.url} name no samples")
         urls = table["object"].to_pylist()
@@ -318,6 +320,7 @@ class UrlLists:
             left_out=(
                 *passed,
                 *(left for some, more in zip(rows, lost, strict=True) for left in (*some.left_out, *more)),
+                *contradictions_of_partitions(tables, names),
             ),
         )
 
@@ -325,7 +328,9 @@ class UrlLists:
 def _check_any_is_there(urls: Sequence[str], found: Mapping[str, Entry], likely: str = "") -> None:
     if not any(url in found for url in urls):
         meant = f" ({likely} is there)" if likely else ""
-        others = f", and so are all {len(urls) - 1} others" if len(urls) > 1 else ""
+        others = (
+            f", and so are all {len(urls) - 1} others" if len(urls) > 2 else ", and so is the other" * (len(urls) > 1)
+        )
         raise DataError(
             f"{urls[0]} is listed and missing{meant}{others}: mend the list, or put it beside the files that it names"
         )

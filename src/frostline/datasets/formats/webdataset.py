@@ -30,6 +30,7 @@ from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNot
 from frostline.core.files import lock, make_private_file, make_private_folder, open_private
 from frostline.core.units import in_bytes
 from frostline.datasets.formats.base import TARGET_COLUMNS, ListedSamples, digest_of, is_hidden_member
+from frostline.datasets.formats.contradictions import contradictions_in_shard, contradictions_of_shards
 from frostline.datasets.formats.folders import (
     IMAGE_SUFFIXES,
     KINDS,
@@ -40,18 +41,18 @@ from frostline.datasets.formats.folders import (
     target_columns,
 )
 from frostline.datasets.formats.labels import (
-    LABEL_FIELDS,
     SOURCE,
     classes_in,
     columns_of,
     common_table,
     divided_by_keys,
     encode_labels,
-    find_name,
     join_tables,
+    label_field,
     label_text,
     named_columns,
     text_label,
+    with_names,
     with_splits,
 )
 from frostline.datasets.formats.left_out import COLUMNS_LEFT, KEYS, LeftOut, is_hidden, of_names, sum_left_out
@@ -425,7 +426,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 12"
+_RULE = "frostline webdataset 13"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Kinds of members of keys that have no sample.
@@ -463,6 +464,7 @@ class ShardSample(NamedTuple):
         said: the label, as ``label_text`` gives it; None where nothing says one.
         about: the fields of its JSON.
         mask: the member that is its mask; None where there is none.
+        other: label that its JSON says beside ``.cls``, which counts.
     """
 
     name: str
@@ -471,6 +473,7 @@ class ShardSample(NamedTuple):
     said: str | None
     about: dict[str, Any]
     mask: Member | None = None
+    other: str | None = None
 
 
 class WebDataset:
@@ -547,13 +550,13 @@ def _listed(
     with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
         found = list(threads.map(partial(read, heads), shards))
     names = [shard.object for shard in shards]
-    tables = with_partitions([shard.table for shard in found], names)
-    tables, splits = divided_by_keys(tables, names, SAID)
+    classes, declared = common_table(shard.classes for shard in found)
+    tables = [with_names(shard.table, SAID, shard.classes or classes) for shard in found]
+    tables, splits = divided_by_keys(with_partitions(tables, names), names, SAID)
     table, is_divided = with_splits(join_tables(tables), names, list(map(len, tables)))
     if not len(table):
         left = "".join(f"; {lost}" for lost in sum_left_out(left for shard in found for left in shard.left_out))
         raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds{left}")
-    classes, declared = common_table(shard.classes for shard in found)
     said = encode_labels(table[SAID], classes)
     return ListedSamples(
         table=finish_table(table, said),
@@ -564,7 +567,7 @@ def _listed(
         has_named_classes=said.are_names,
         declared=declared,
         used=tuple(shard.object for shard in shards),
-        left_out=tuple(left for shard in found for left in shard.left_out),
+        left_out=(*(left for shard in found for left in shard.left_out), *contradictions_of_shards(tables, names)),
     )
 
 
@@ -599,7 +602,7 @@ def _unread_kinds(shard: str, key: str, group: dict[str, Member]) -> Iterator[st
         return
     used = (encoded, _called(group, "cls"), _called(group, "json"), _mask(shard, key, group))
     yield from (f".{kind}" for kind, member in group.items() if member not in used)
-    if (description := used[2]) is not None and not (description.contents or b"").lstrip().startswith(b"{"):
+    if (about := used[2]) is not None and not (about.contents or b"").lstrip(b" \t\r\n\xef\xbb\xbf").startswith(b"{"):
         yield ".json without an object"
 
 
@@ -621,11 +624,13 @@ def _sample(shard: str, key: str, group: dict[str, Member]) -> ShardSample | Non
     said_beside, description = _called(group, "cls"), _called(group, "json")
     about = _json(shard, description) if description else {}
     # A copy that Frostline made has the number of the class for others, and its name in the JSON.
-    field = None if said_beside and SOURCE not in about else _label_field(about)
+    named = label_field(about)
+    field = None if said_beside and SOURCE not in about else named
+    other = None if named is None or field else label_text(about[named])
     said = _label(shard, key, said_beside, about, field)
     # What says the label is no metadata, else a copy of a copy would have it as a column.
     about = {name: value for name, value in about.items() if name != field}
-    return ShardSample(f"{shard}/{found.name}", found.offset, found.size, said, about, _mask(shard, key, group))
+    return ShardSample(f"{shard}/{found.name}", found.offset, found.size, said, about, _mask(shard, key, group), other)
 
 
 def _encoded(shard: str, key: str, group: dict[str, Member]) -> Member | None:
@@ -665,19 +670,12 @@ def _is_mask(kind: str, field: str) -> bool:
     return name.rpartition(".")[2] == field and f".{suffix}" in IMAGE_SUFFIXES
 
 
-def _label_field(about: dict[str, Any]) -> str | None:
-    # The fields of an object that is called as labels are stay metadata, of which one may be named as the label.
-    can_be = [name for name, value in about.items() if not isinstance(value, dict)]
-    said = [name for name in can_be if about[name] is not None]
-    return find_name(can_be, LABEL_FIELDS[:1]) or find_name(said, LABEL_FIELDS)
-
-
 def _label(shard: str, key: str, beside: Member | None, about: dict[str, Any], field: str | None) -> str | None:
     try:
         if field is not None:
-            return label_text(about[field])
+            return label_text(about[field], is_exact=SOURCE in about)
         if beside is not None:
-            return text_label((beside.contents or b"").decode())
+            return text_label((beside.contents or b"").decode("utf-8-sig"))
     except DataError as error:
         raise DataError(f"the label of {key!r} in {shard}: {error}") from error
     except UnicodeDecodeError as error:
@@ -721,12 +719,12 @@ def _shard(
     said = {member.name: member.contents or b"" for member in found if member.name in (CLASS_MEMBER, TYPE_MEMBER)}
     samples = samples_of(shard.object, found)
     columns, left = columns_of([sample.about for sample in samples], shard.object)
-    table = _table(store, heads, shard, samples, columns)
-    return _Shard(
-        _typed(table, said.get(TYPE_MEMBER, b"")),
-        classes_in(said.get(CLASS_MEMBER, b"")),
-        (*_left_out(shard.object, found, others), *left),
-    )
+    table = _typed(_table(store, heads, shard, samples, columns), said.get(TYPE_MEMBER, b""))
+    classes = classes_in(said.get(CLASS_MEMBER, b""))
+    table = with_names(table, SAID, classes)
+    beside = [sample.other for sample in samples]
+    apart = contradictions_in_shard(shard.object, table["name"], table[SAID], beside)
+    return _Shard(table, classes, (*_left_out(shard.object, found, others), *left, *apart))
 
 
 def _typed(table: pa.Table, types: bytes) -> pa.Table:
@@ -771,8 +769,7 @@ def _compressed_shard(
     table = found.table
     for column in {"object", TARGET_COLUMNS.names[0]}.intersection(table.schema.names):
         place = table.schema.get_field_index(column)
-        named = pc.if_else(pc.not_equal(table[column], ""), str(tar), "")
-        table = table.set_column(place, column, named)
+        table = table.set_column(place, column, pc.if_else(pc.not_equal(table[column], ""), str(tar), ""))
     return found._replace(table=table)
 
 
