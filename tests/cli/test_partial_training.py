@@ -11,6 +11,7 @@ from torch import nn
 
 import frostline as fl
 from frostline.cli import main
+from frostline.cli.train import finish
 from frostline.core.errors import SettingError
 from frostline.core.events import StepFinished
 from frostline.training.networks import load_model
@@ -18,6 +19,7 @@ from frostline.training.recipe import ThawStep, Unfreezing
 from frostline.training.report.report import Record
 from support.images import image_folder
 from support.networks import adapted_blocks
+from support.reports import a_report
 
 BLOCKS, SMALL = "support.networks:Blocks", "support.networks:Small"
 HOW = ("--batch-size", 6, "--val-share", 0.25, "--accuracy", "exact")
@@ -271,3 +273,18 @@ def test_what_cannot_be_trained_so_is_refused_before_it_begins(capsys, folder, n
     asked = ("train", "--data", folder, "--near", near, *HOW, "--model", SMALL, "--until", "features", *options)
     code, _, err = run(capsys, *asked)
     assert (code, words in err) == (2, True), err
+
+
+def test_where_features_came_from_is_said_of_steps_that_were_made_here_alone(capsys):
+    def shown(**changes):
+        finish(a_report(ways=(), **changes), None, as_json=False)
+        return " ".join(capsys.readouterr().out.split())
+
+    kept = "features of all samples kept on this machine by an earlier job"
+    assert kept in shown(first_step_s=2.5)
+    assert kept not in shown(first_step_s=2.5, settings={"policy": "all_in_store"}), "the node computed them"
+    resumed = shown(first_step_s=None, wire_bytes=405_000, baseline_wire_bytes=0)
+    assert kept not in resumed
+    assert "first step after no step was left" in resumed
+    assert "fewer bytes –" in resumed
+    assert "first step after - " in shown(first_step_s=None, interrupted=True)

@@ -234,6 +234,11 @@ def test_other_data_or_other_steps_do_not_mix(images, tmp_path):
         made_ready(source, images, imagenet(32))
     with pytest.raises(SettingError, match="does not start with that"):
         made_ready(fl.Dataset(tmp_path / "one"), tmp_path / "two", imagenet(40))
+    for declared, preset in ((efficientnet_lite(32), "efficientnet_lite:32"), (imagenet(64), "imagenet:64")):
+        with pytest.raises(SettingError, match=f"frostline ingest SRC DEST --preprocess {preset}$"):
+            fl.offload(None, fl.Dataset(tmp_path / "one"), preprocess=declared)
+    with pytest.raises(SettingError, match=r"or make another ready format$"):
+        fl.offload(None, fl.Dataset(tmp_path / "one"), preprocess=fl.preprocess.imagenet(32, augment=True))
 
 
 def test_writes_lost_parts_again_and_refuses_an_incomplete_format(images, tmp_path):
@@ -456,5 +461,5 @@ def test_the_command_takes_a_file_and_prints_a_summary(images, tmp_path, capsys)
     with pytest.raises(SystemExit) as ended:
         main(["ingest", str(images), str(tmp_path / "to"), "--preprocess", str(tmp_path / "steps.json")])
     assert not ended.value.code
-    assert "24 samples in 1 objects" in capsys.readouterr().out
+    assert "24 samples in 1 object, 86.0 kB in all, at file:" in capsys.readouterr().out
     assert len(fl.Dataset(tmp_path / "to")) == 24

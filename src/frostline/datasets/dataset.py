@@ -36,7 +36,7 @@ from frostline.datasets.targets import (
     specs_of,
 )
 from frostline.ordering import Chosen
-from frostline.preprocess import Preprocess, imagenet
+from frostline.preprocess import Preprocess, imagenet, preset_of
 from frostline.preprocess.apply import MASK_DTYPE, MAX_PIXELS, decode_into, mask_into, open_mask, steps_left
 from frostline.preprocess.images import decode_image as decoded_image
 from frostline.preprocess.steps import Decode
@@ -783,7 +783,13 @@ def steps_left_of(preprocess: Preprocess, data: Dataset) -> Preprocess:
         SettingError: the ready format was made with other steps, or the parts of samples are called otherwise.
     """
     check_inputs(data.source.format, preprocess)
-    return steps_left(preprocess, data.manifest.applied, is_turned=data.manifest.is_turned)
+    try:
+        return steps_left(preprocess, data.manifest.applied, is_turned=data.manifest.is_turned)
+    except SettingError as error:
+        preset = preset_of(preprocess)
+        if preset is None:
+            raise
+        raise SettingError(f"{error}: frostline ingest SRC DEST --preprocess {preset}") from error
 
 
 def require_one_part(data: Dataset) -> None:

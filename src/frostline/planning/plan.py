@@ -373,7 +373,10 @@ def explain_single(best: Candidate, *, near: int, noise: float, encoded: Candida
     if near > 1:
         among = f"ships the fewest bytes of the {near} ways within {_percent(noise)} of the fastest"
     if near > 1 and best.wire_bytes_per_sample > min_bytes:
-        among = f"has the fastest codec on one machine, of the {near} ways within {_percent(noise)} of the fastest"
+        among = (
+            f"is the cut with the fewest bytes among the {near} ways within {_percent(noise)} of the fastest; "
+            "on one machine its fastest codec is used"
+        )
     size = in_bytes(best.wire_bytes_per_sample)
     return f"{name_candidate(best)} {among}: {size} a sample{_beside_encoded(best, encoded)}"
 

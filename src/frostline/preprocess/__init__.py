@@ -28,6 +28,7 @@ from frostline.preprocess.tokens import TextTokenizer, content_digest, fit_lengt
 from frostline.preprocess.transforms import from_transform
 
 __all__ = (
+    "PRESETS",
     "Applied",
     "CenterCrop",
     "ColorJitter",
@@ -50,6 +51,7 @@ __all__ = (
     "from_transform",
     "imagenet",
     "named_inputs",
+    "preset_of",
     "text",
 )
 
@@ -86,6 +88,16 @@ def efficientnet_lite(size: int) -> Preprocess:
     check_type("size", size, int)
     normalise = Normalize(mean=(127.0,) * 3, std=(128.0,) * 3)
     return Preprocess(steps=(Decode(), Resize(size * 8 // 7, "bicubic"), CenterCrop(size), normalise))
+
+
+PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
+"""What ``frostline ingest --preprocess NAME:SIDE`` takes."""
+
+
+def preset_of(preprocess: Preprocess) -> str | None:
+    """Name and side of the preset that a preprocessing is, such as ``imagenet:224``; None where it is none."""
+    side = preprocess.shape[-1]
+    return next((f"{name}:{side}" for name, make in PRESETS.items() if make(side) == preprocess), None)
 
 
 def array(shape: tuple[int, ...], dtype: Literal["float32", "int64"] = "float32") -> Preprocess:
