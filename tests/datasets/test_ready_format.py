@@ -325,7 +325,7 @@ def test_images_that_cannot_be_read_are_left_out_up_to_the_allowance(images, tmp
     assert "noise/003.jpg" not in format.names
 
 
-def test_objects_of_a_local_format_are_sealed_and_mapped(images, tmp_path):
+def test_objects_of_a_local_format_are_read_only_and_mapped(images, tmp_path):
     format = made_ready(fl.Dataset(images), tmp_path, imagenet(32))
     [path] = (tmp_path / "pixels").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o444

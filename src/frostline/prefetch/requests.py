@@ -134,12 +134,12 @@ class NextRequest:
 class RequestSource(Protocol):
     """Says which way the next samples take. It is asked when the window has capacity, and not before."""
 
-    def deal(self, left: int) -> NextRequest:
+    def next_request(self, left: int) -> NextRequest:
         """The next request, of one sample to ``left``; whoever asks makes it."""
 
 
 def plan_requests(
-    table: SampleTable, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], dealer: RequestSource
+    table: SampleTable, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], request_source: RequestSource
 ) -> Iterator[PlannedRequest]:
     """Divide what an epoch must ask for into requests. Lazy: a request is made when the window has capacity for it.
 
@@ -147,16 +147,16 @@ def plan_requests(
         table: the data set.
         rows: ``int64[n]``, rows of the table to ask for; leave out what the cache holds.
         positions: ``int64[n]``, the place in the epoch of each of them, ascending.
-        dealer: source that chooses each request's length and way.
+        request_source: source that chooses each request's length and way.
     """
     start = 0
     while start < len(positions):
-        deal = dealer.deal(len(positions) - start)
-        chosen = positions[start : start + deal.rows]
-        samples = table.take(rows[start : start + deal.rows])
-        expected = deal.bytes_per_sample * len(samples) if deal.bytes_per_sample else samples.encoded_bytes
+        following = request_source.next_request(len(positions) - start)
+        chosen = positions[start : start + following.rows]
+        samples = table.take(rows[start : start + following.rows])
+        expected = following.bytes_per_sample * len(samples) if following.bytes_per_sample else samples.encoded_bytes
         start += len(chosen)
-        yield PlannedRequest(positions=chosen, samples=samples, expected_bytes=expected, route=deal.route)
+        yield PlannedRequest(positions=chosen, samples=samples, expected_bytes=expected, route=following.route)
 
 
 # Whole requests with which a ramp begins: one answer is on its way while another is read.
@@ -205,21 +205,21 @@ class RampUp:
     and a processor without work while the first of them are read; a batch, too, has to wait for more than its samples.
 
     Args:
-        dealer: dealer that chooses the cut and codec of the next samples.
+        request_source: source that chooses the cut and codec of the next samples.
         lengths: the most samples in each request.
     """
 
-    def __init__(self, dealer: RequestSource, lengths: RampLengths) -> None:
-        self._dealer = dealer
+    def __init__(self, request_source: RequestSource, lengths: RampLengths) -> None:
+        self._request_source = request_source
         self._lengths = lengths
-        self._dealt = 0
+        self._assigned = 0
 
-    def deal(self, left: int) -> NextRequest:
+    def next_request(self, left: int) -> NextRequest:
         """See ``RequestSource``."""
-        maximum = self._lengths.at(self._dealt)
-        self._dealt += 1
-        # After the beginning the dealer alone says how many.
-        return self._dealer.deal(left if maximum == self._lengths.whole else min(left, maximum))
+        maximum = self._lengths.at(self._assigned)
+        self._assigned += 1
+        # After the beginning the source alone says how many.
+        return self._request_source.next_request(left if maximum == self._lengths.whole else min(left, maximum))
 
 
 class WeightedRoutes:
@@ -240,14 +240,14 @@ class WeightedRoutes:
     ) -> None:
         self._samples_per_request = samples_per_request
         self._bytes_per_sample = bytes_per_sample
-        self._dealt = 0
+        self._assigned = 0
         self._probe: tuple[Route, int] | None = None
         self.change(shares)
 
     @property
-    def dealt(self) -> int:
+    def assigned_samples(self) -> int:
         """Samples dealt so far, in all mixtures."""
-        return self._dealt
+        return self._assigned
 
     def change(self, shares: Mapping[Route, float]) -> None:
         """Deal by another mixture from now on; what was dealt stays."""
@@ -259,11 +259,11 @@ class WeightedRoutes:
         """Let the next request be this one, whatever the shares: its samples are wanted anyway."""
         self._probe = (route, rows)
 
-    def deal(self, left: int) -> NextRequest:
+    def next_request(self, left: int) -> NextRequest:
         """See ``RequestSource``."""
         route, rows = self._probe or (self._max_owed(left), self._samples_per_request)
         rows = min(rows, left)
-        self._dealt += rows
+        self._assigned += rows
         if self._probe is None:
             for way, share in self._shares.items():
                 self._owed[way] += share * rows
@@ -351,15 +351,15 @@ class ShortestWait:
         self._clock = clock
         self._bound = bound
         self._rows_per_run = dict(rows_per_run or {})
-        self._dealt: Counter[Route] = Counter()
+        self._assigned: Counter[Route] = Counter()
         self._are_bound: dict[Route, bool] = {}
         self._closed: dict[Route, float] = {}
         self._spared: Route | None = None
 
     @property
-    def dealt(self) -> int:
+    def assigned_samples(self) -> int:
         """Samples dealt so far."""
-        return self._dealt.total()
+        return self._assigned.total()
 
     @property
     def samples_per_s(self) -> float:
@@ -378,7 +378,7 @@ class ShortestWait:
     @property
     def shares(self) -> dict[Route, float]:
         """Of the samples dealt so far; of what is believed, before any was."""
-        counts = self._dealt if self._dealt else Counter({route: way.prior for route, way in self._ways.items()})
+        counts = self._assigned if self._assigned else Counter({route: way.prior for route, way in self._ways.items()})
         whole = sum(counts.values())
         return {route: count / whole for route, count in counts.items()}
 
@@ -410,7 +410,7 @@ class ShortestWait:
         if way is not None:
             way.rows, way.busy_s, way.since = 0.0, 0.0, self._clock()
 
-    def deal(self, left: int) -> NextRequest:
+    def next_request(self, left: int) -> NextRequest:
         """See ``RequestSource``."""
         # What waits for one way while another is closed cannot be dealt to that when it opens.
         maximum = min(_FEW, self._samples_per_request) if self._closed else self._samples_per_request
@@ -428,7 +428,7 @@ class ShortestWait:
             way.since = now
         way.waiting += rows
         way.bounded_until = max(now, way.bounded_until) + rows / self._bound(route)
-        self._dealt[route] += rows
+        self._assigned[route] += rows
         return NextRequest(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
 
     def finish_rows(self, route: Route, rows: int) -> None:

@@ -79,6 +79,7 @@ def imagenet(size: int, augment: bool = False, *, value_range: tuple[float, floa
         value_range: the values that become black and white in grey images with more than 8 bits per pixel, such as
             ``(0, 65535)`` for X-rays; see ``Decode``.
     """
+    check_type("augment", augment, bool)
     decode = Decode(value_range=value_range)
     return Preprocess(steps=(decode, *_geometry(size, augment), _scaled(_IMAGENET_MEAN, _IMAGENET_STD)))
 
