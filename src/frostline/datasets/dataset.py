@@ -7,7 +7,6 @@ from typing import Any, Protocol, SupportsIndex, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core import URLS, Samples, SampleTable, Skipped
@@ -337,14 +336,6 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that every sample has, metadata among them."""
         return tuple(self.selection.whole.columns.table.column_names)
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        """A column's values, one a sample, in the samples' order.
-
-        Raises:
-            SettingError: the data set has no column of that name.
-        """
-        return self.selection.column(name)
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> "Dataset":
         """The same samples with further columns, such as patient numbers, for ``select`` and ``split``.

@@ -468,6 +468,14 @@ class KnownNames:
         shuffled: Self = data.take(np.random.default_rng(seed).permutation(len(data)))
         return shuffled
 
+    def column(self: Any, name: str) -> pa.ChunkedArray:
+        """A column's values, one a sample, in the samples' order.
+
+        Raises:
+            SettingError: the data set has no column of that name.
+        """
+        return self.selection.column(name)
+
     def to_pandas(self: Any) -> Any:
         """The columns of the samples as a ``DataFrame`` of pandas, which has to be installed, one row a sample."""
         return pa.table({name: self.column(name) for name in self.columns}).to_pandas()
