@@ -26,7 +26,7 @@ export OMP_WAIT_POLICY := PASSIVE
 export OPENBLAS_NUM_THREADS := 1
 
 .PHONY: demo test test-fast test-long check static types layers site fuzz mutation browser cassandra frameworks deploy-tools \
-	install install-test docs map lock sbom wheel first-screen clean
+	install install-test docs map lock sbom wheel first-screen lowest clean
 .DELETE_ON_ERROR:
 
 demo: install
@@ -119,6 +119,10 @@ first-screen: install
 # Add `UPGRADE=--upgrade` for the newest versions of everything.
 lock: build/lock/bin/uv
 	UV=build/lock/bin/uv scripts/lock.sh $(UPGRADE)
+
+# The demo and the quick tests with the oldest packages that pyproject.toml allows, once a release.
+lowest: install-test build/lock/bin/uv
+	UV=build/lock/bin/uv scripts/lowest.sh
 
 clean:
 	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -5,6 +5,7 @@ import pytest
 
 from frostline.core.config import IoSettings, LoaderSettings, NodeSettings, TenantSettings, check_type
 from frostline.core.errors import SettingError
+from frostline.core.hints import Hinting
 
 
 @pytest.mark.parametrize(
@@ -42,3 +43,20 @@ def test_settings_show_what_differs_from_the_defaults_and_no_secret():
     assert repr(LoaderSettings()) == "LoaderSettings()"
     assert repr(LoaderSettings(max_reorder=None, token="secret")) == "LoaderSettings(max_reorder=None)"
     assert repr(NodeSettings(device_batch=8)) == "NodeSettings(device_batch=8)"
+
+
+class Lacking(Hinting):
+    """One of its attributes is computed from what is not there."""
+
+    @property
+    def size(self):
+        return self.folder.missing
+
+    folder = None
+
+
+def test_what_an_attribute_lacks_to_be_computed_is_not_said_of_the_attribute():
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'missing'"):
+        _ = Lacking().size
+    with pytest.raises(AttributeError, match="a Lacking has no 'sise'; did you mean size"):
+        _ = Lacking().sise

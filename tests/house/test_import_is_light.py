@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from frostline.core.config import IoSettings, NodeSettings
 from frostline.io_service.handler import Upstream
@@ -14,6 +16,8 @@ from support.images import image_folder
 from support.nodes import artifact_of, make_images, small_network
 
 pytestmark = pytest.mark.usefixtures("plain_starts")
+
+ROOT = Path(__file__).resolve().parents[2]
 
 HEAVY = ("cassandra", "matplotlib", "scipy", "sympy", "torch")
 """What a loop of another framework, or of none, has no use of; pandas is not ours to say: pyarrow imports it."""
@@ -53,6 +57,37 @@ for name in {LIGHT}:
     assert not heavy, f"{{name}} imports {{heavy}}"
 """
     assert ran(code) == []
+
+
+# What Python lacks on Windows, as its documentation says; torch, which knows that by itself, is imported before.
+UNIX_ALONE = """
+import importlib, torch
+for module in ("fcntl", "grp", "pwd", "resource", "termios", "uvloop"):
+    sys.modules[module] = None
+for module, names in {
+    "os": ("fchmod", "fork", "geteuid", "killpg", "nice", "register_at_fork", "sched_getaffinity", "sysconf"),
+    "select": ("EPOLLIN", "EPOLLRDHUP", "epoll"),
+    "signal": ("SIGHUP", "SIGKILL", "SIGSTOP", "pthread_sigmask"),
+    "socket": ("AF_UNIX", "SO_PEERCRED", "TCP_KEEPIDLE", "recv_fds", "send_fds"),
+}.items():
+    for name in names:
+        vars(importlib.import_module(module)).pop(name, None)
+for name in ("client.http", "cli.train", "datasets", "engines.openvino", "io_service.client", "jobs.offload",
+             "training.run"):
+    importlib.import_module(f"frostline.{name}")
+"""
+
+
+def test_a_trainers_side_is_imported_where_python_has_nothing_of_unix():
+    assert "torch" in ran(UNIX_ALONE)
+
+
+def test_pip_is_asked_for_nothing_that_cannot_be_installed_on_windows():
+    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [uvloop] = [Requirement(line) for line in wanted["dependencies"] if line.startswith("uvloop")]
+    assert uvloop.marker is not None
+    assert not uvloop.marker.evaluate({"sys_platform": "win32"})
+    assert uvloop.marker.evaluate({"sys_platform": "darwin"})
 
 
 PLAIN = """

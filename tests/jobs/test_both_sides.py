@@ -217,6 +217,22 @@ def test_a_first_job_runs_its_first_rows_at_once_and_tries_engines_after_them(fo
     assert done[: done.index("tried")] == [8, 8], "as many rows as a run of the device has, and no more"
 
 
+def test_a_job_too_short_for_a_trial_computes_nothing_to_know_that(folder, expected, monkeypatch):
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(both_sides, "_FIRST_S", 60.0)
+    choices, choose = [], both_sides.Trials.choose
+    monkeypatch.setattr(both_sides, "features", lambda *_: pytest.fail("the reference ran once more"))
+    monkeypatch.setattr(
+        both_sides.Trials, "choose", lambda *said, **more: choices.append(choose(*said, **more)) or choices[-1]
+    )
+    with node_elsewhere(folder) as url, job_near(url, folder, settings={"device_batch": 16}) as job:
+        np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+        until(lambda: choices)
+        assert job.fallback is None
+    assert [choice.engine for choice in choices] == [REFERENCE]
+    assert choices[0].trials[0].seconds > 0
+
+
 def test_a_node_whose_trial_takes_long_computes_its_share_meanwhile(folder, expected, monkeypatch):
     tried, end = threading.Event(), threading.Event()
     found = EngineChoice(engine=REFERENCE, error=0.0, trials=())
@@ -280,6 +296,7 @@ def test_a_trainer_that_could_try_no_engine_says_so_and_computes_all_the_same(fo
         return run(prefix, arrays, size)
 
     monkeypatch.setattr(both_sides, "observed_memory", fails)
+    monkeypatch.setattr("frostline.node.trials.selection.Search._why_not", lambda *_: None)  # it is worth a trial
     monkeypatch.setattr(TorchLocalPrefix, "run", noted)
     events, few = [], {"samples_per_request": 3}
     with node_elsewhere(folder) as url, job_near(url, folder, events=events, settings=few) as job:

@@ -179,7 +179,7 @@ class Store:
             on_event=lambda event: None,
         )
 
-    def next_request(self, left):
+    def next_request(self, left, _again=None):
         return NextRequest(route=Route(1), rows=min(4, left), bytes_per_sample=4)
 
     def _fetch(self, epoch, samples):

@@ -175,6 +175,20 @@ def test_a_thin_link_is_soon_free_for_what_opens_a_way(passing, run, rows):
     assert request_source.next_request(100).rows == run
 
 
+def test_samples_that_nobody_asked_for_yet_are_dealt_again_whole_and_counted_once():
+    now = [100.0]
+    request_source = source_at(now, run=8, passing=1e9)
+    request_source.close(NODE)
+    dealt = [request_source.next_request(100).rows for _ in range(4)]
+    again = request_source.next_request(dealt[-1], TRAINER)
+    assert (again.route, again.rows) == (TRAINER, dealt[-1]), "no other way is open"
+    request_source.open(NODE)
+    again = request_source.next_request(dealt[-1], TRAINER)
+    assert (again.route, again.rows) == (NODE, dealt[-1])
+    assert request_source.assigned_samples == sum(dealt)
+    assert request_source.shares == {TRAINER: 0.75, NODE: 0.25}
+
+
 def test_nothing_is_kept_short_for_a_way_that_is_not_expected_to_open():
     request_source = source_at([100.0], run=8, passing=10.0)
     assert request_source.has_choice

@@ -13,14 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from frostline.core import FeatureBatch, Route, Samples, Skipped
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable
-from frostline.prefetch import Window, plan_requests
-from frostline.prefetch.requests import PlannedRequest
+from frostline.prefetch import ShortestWait, Window, plan_requests
+from frostline.prefetch.requests import PlannedRequest, deal_again
 from frostline.prefetch.window import Failing, delay_s
 from support.mixing import one_way
 
 pytestmark = pytest.mark.promise("complete")
 
 ROW_BYTES = 16
+NODE, TRAINER = Route(9), Route(0)
 
 
 def table(count):
@@ -34,11 +35,27 @@ def table(count):
     )
 
 
-def window(count=40, *, per_request=4, row_bytes=ROW_BYTES, jitter=float, has_choice=lambda: True, **settings):
+def window(
+    count=40,
+    *,
+    per_request=4,
+    row_bytes=ROW_BYTES,
+    jitter=float,
+    has_choice=lambda: True,
+    request_source=None,
+    **settings,
+):
     chosen = LoaderSettings(samples_per_request=per_request, **settings)
     everything = np.arange(count)
-    asked = plan_requests(table(count), everything, everything, one_way(per_request, row_bytes))
-    return Window(asked, chosen, jitter=jitter, has_choice=has_choice)
+    request_source = request_source or one_way(per_request, row_bytes)
+    asked = plan_requests(table(count), everything, everything, request_source)
+    return Window(
+        asked,
+        chosen,
+        jitter=jitter,
+        has_choice=has_choice,
+        deal_again=lambda request: deal_again(request, request_source),
+    )
 
 
 def answer(ids, *, unreadable=()):
@@ -462,6 +479,57 @@ def test_while_a_processor_has_no_engine_a_request_more_is_asked_for_each_second
     assert held.next_wakeup() == 6
     held.bound(requests=1, window_bytes=1)
     assert held.next_wakeup() is None, "only an arrival makes room for bytes"
+
+
+def test_as_long_as_no_pace_is_known_what_is_under_way_counts_with_what_waits():
+    held = window(4000, requests_in_flight=8, ramp=False)
+    asks = held.asks(0)
+    assert len(asks) == 8, "all that may be under way"
+    held.mark_received(asks[0], 0)
+    assert not held.asks(0), "it may have seconds of work"
+
+
+def test_a_request_that_is_held_takes_the_way_that_opened_meanwhile():
+    """It must not keep those behind it from a node that became ready while a slow trainer had seconds of work."""
+    now = [0.0]
+    request_source = ShortestWait(
+        {NODE: 1.0, TRAINER: 1.0},
+        samples_per_request=4,
+        bytes_per_sample=lambda route: ROW_BYTES,
+        clock=lambda: now[0],
+    )
+    request_source.close(NODE)
+    held, computing = window(400, requests_in_flight=1, request_source=request_source), []
+    while asks := held.asks(now[0]):
+        for ask in asks:
+            held.mark_received(ask, now[0])
+        computing += asks
+    assert {ask.route for ask in computing} == {TRAINER}
+    dealt = request_source.assigned_samples
+    now[0] = 0.5
+    assert not held.asks(now[0])
+    assert held.next_wakeup() is not None
+    assert request_source.assigned_samples == dealt, "what is dealt again is dealt once"
+    request_source.open(NODE)
+    assert [ask.route for ask in held.asks(now[0])] == [NODE]
+
+
+def test_a_request_that_is_held_for_good_is_looked_at_four_times_a_second():
+    held, now = window(4000, requests_in_flight=1), 0.0
+    computing = deque()
+    for _ in range(8):
+        while asks := held.asks(now):
+            for ask in asks:
+                held.mark_received(ask, now)
+            computing += asks
+        ask = computing.popleft()
+        now += 4.0  # a row takes a second
+        held.take_rows(ask, answer(ask.samples.ids))
+        held.finish(ask, now)
+        take_all(held)
+    held.mark_received(*held.asks(now), now)
+    assert not held.asks(now)
+    assert held.next_wakeup() == now + 0.25
 
 
 def test_where_there_is_no_other_way_only_bytes_bound_what_waits_for_a_processor():

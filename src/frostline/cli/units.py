@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,7 +17,18 @@ _SIZES = {**_PREFIXES, **_BINARY}
 _NUMBER = r"\s*(\d+(?:\.\d+)?)\s*"
 
 
-class _Bytes(click.ParamType[int]):
+if TYPE_CHECKING:
+    from click import ParamType
+else:
+
+    class ParamType(click.ParamType):
+        """Click's own, which takes no parameter before 8.4."""
+
+        def __class_getitem__(cls, _: object) -> type:
+            return cls
+
+
+class _Bytes(ParamType[int]):
     """A number of bytes, such as 512MiB, 2G or 1000000."""
 
     name = "bytes"
@@ -37,7 +48,7 @@ def in_binary(nbytes: int) -> str:
     return f"{nbytes // size}{prefix.capitalize()}B"
 
 
-class _Bandwidth(click.ParamType[float]):
+class _Bandwidth(ParamType[float]):
     """Bytes a second, written in bits as lines are sold (1Gbit, 100Mbit/s, 10Gbps) or in bytes (12MB, 12MiB/s)."""
 
     name = "bandwidth"
@@ -57,7 +68,7 @@ def _bytes_per_s(number: str, prefix: str, unit: str) -> float:
     return float(number) * _SIZES[prefix.lower()] / (1 if unit == "B" else 8)
 
 
-class _Shares(click.ParamType[Mapping[str, float]]):
+class _Shares(ParamType[Mapping[str, float]]):
     """Named shares, such as train=0.8,val=0.2."""
 
     name = "shares"
@@ -75,7 +86,7 @@ class _Shares(click.ParamType[Mapping[str, float]]):
         return shares
 
 
-class _Times(click.ParamType[float]):
+class _Times(ParamType[float]):
     """A factor above 0, such as 0.5 or 2."""
 
     name = "times"
@@ -87,7 +98,7 @@ class _Times(click.ParamType[float]):
         return number
 
 
-class _Accuracy(click.ParamType[str | float]):
+class _Accuracy(ParamType[str | float]):
     """How exact features must be: exact, float32, fp16, bf16, int8, or the relative error that is allowed."""
 
     name = "accuracy"

@@ -676,6 +676,8 @@ class Hinting:
     if not TYPE_CHECKING:  # which would take any name for one that there is
 
         def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # it is there, and what it computes lacks something: say that
+                return object.__getattribute__(self, name)
             raise AttributeError(_refusal(type(self), name))
 
 

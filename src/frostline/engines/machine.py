@@ -23,7 +23,6 @@ import hashlib
 import importlib.util
 import os
 import platform
-import resource
 import sys
 import threading
 import uuid
@@ -334,6 +333,8 @@ def look_anew() -> None:
 def limit_memory(max_bytes: int) -> None:
     """Let this process take so many bytes more; what it asks for beyond is refused."""
     if sys.platform == "linux":
+        import resource  # which Windows lacks
+
         resource.setrlimit(resource.RLIMIT_DATA, (_field("VmData:") + max_bytes, resource.RLIM_INFINITY))
 
 

@@ -649,4 +649,5 @@ def _forked() -> None:
         transport.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_forked)

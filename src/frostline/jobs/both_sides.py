@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -210,6 +211,7 @@ class TrainerEngine:
         self._eager = TorchLocalPrefix(self._prefix.graph, self._prefix.tensors, context.device)
         self.choice = Choice(engine=REFERENCE, trials=())
         self._eager_rows, self._running, self._has_run = eager_rows, threading.Lock(), False
+        self._row_s: list[float] = []  # of each run in eager torch until engines are tried
         self._may_try, self._is_closed = threading.Event(), False
         self._shared_runs = SharedRuns(self._run_few)
         if not eager_rows:
@@ -235,7 +237,10 @@ class TrainerEngine:
                 self._eager_rows -= len(arrays[0])
                 if self._eager_rows <= 0:
                     self._may_try.set()
-                return self._run_eagerly(arrays, size)
+                began_s = time.perf_counter()
+                made = self._run_eagerly(arrays, size)
+                self._row_s.append((time.perf_counter() - began_s) / len(arrays[0]))
+                return made
         self._thread.join()
         if len(arrays) == 1 and len(arrays[0]) < ROWS:
             return self._shared_runs(arrays[0])
@@ -280,7 +285,8 @@ class TrainerEngine:
     def _found(self) -> Engine | None:
         context, digest = self._context, self._context.shipment.digest if self._context.shipment else ""
         pixels = _pixels(context)
-        reference = _Eager(self._prefix, evaluation_pixels(pixels), has_run=self._has_run)
+        seen_s = min(self._row_s) if len(self._row_s) > 1 else None  # the first of them made kernels ready
+        reference = _Eager(self._prefix, evaluation_pixels(pixels), has_run=self._has_run, seen_s=seen_s)
         tried: dict[str, Engine] = {}
         with closing(_trials(context, tried.__setitem__)) as trials:
             self.choice = choice = trials.choose(
@@ -330,17 +336,26 @@ class _Eager:
         prefix: the frozen part.
         judging: the samples on which engines are judged; what they give is kept, since it is timed too.
         has_run: True if these layers have run in this process before, so that their kernels are ready.
+        seen_s: seconds that a row took up to the frost line in the job's own runs, so that a job which is too short for
+            any trial computes nothing to know it; None where that was not seen.
     """
 
-    def __init__(self, prefix: Prefix, judging: Pixels, *, has_run: bool) -> None:
-        few = torch.from_numpy(judging[:_SEEN_ROWS]).to(getattr(torch, prefix.cuts[0].dtypes[0]))
-        memory = observed_memory(prefix.graph, leaf_values(prefix.graph, prefix.tensors), prefix.cuts, [few])
-        self._engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, memory=memory)
-        self._judging, self._is_ready = judging, has_run
+    def __init__(self, prefix: Prefix, judging: Pixels, *, has_run: bool, seen_s: float | None) -> None:
+        self._prefix = prefix
+        self._judging, self._is_ready, self._seen_s = judging, has_run, seen_s
         self._known: dict[int, tuple[npt.NDArray[np.generic], ...]] = {}
+
+    @cached_property
+    def _engine(self) -> TorchEngine:
+        prefix = self._prefix
+        few = torch.from_numpy(self._judging[:_SEEN_ROWS]).to(getattr(torch, prefix.cuts[0].dtypes[0]))
+        memory = observed_memory(prefix.graph, leaf_values(prefix.graph, prefix.tensors), prefix.cuts, [few])
+        return TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, memory=memory)
 
     def seconds(self, cut: int) -> float:
         """See ``Reference``."""
+        if self._seen_s is not None:
+            return self._seen_s
         took_s = self._timed(cut)
         # The first run makes kernels ready, which is a small part of a long one.
         is_told = self._is_ready or took_s > LONG_RUN_S

@@ -122,7 +122,7 @@ class _Straight:
     rows: int
     bytes_per_sample: int
 
-    def next_request(self, left: int) -> NextRequest:
+    def next_request(self, left: int, _again: Route | None = None) -> NextRequest:
         return NextRequest(route=self.route, rows=min(self.rows, left), bytes_per_sample=self.bytes_per_sample)
 
 

@@ -96,10 +96,10 @@ class BothSides:
         with self._lock:
             return self._ways.shares
 
-    def next_request(self, left: int) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
         with self._lock:
-            return self._ways.next_request(left)
+            return self._ways.next_request(left, again)
 
     def takes(self, routes: Iterable[Route]) -> bool:
         """See ``ShortestWait``."""
@@ -279,10 +279,10 @@ class Router:
         """Plan with the bytes a second that this says from now on, where the link gives more."""
         self._allowed_bytes_per_s = allowed_bytes_per_s
 
-    def next_request(self, left: int) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
         with self._lock:
-            return self._mixer.next_request(left)
+            return self._mixer.next_request(left, again)
 
     def use(self, shares: Mapping[Route, float], *, follow: bool) -> None:
         """Deal by these shares from now on, and follow what is measured or not.

@@ -23,7 +23,7 @@ from frostline.loaders.requests import RequestPlanner, prefetcher_of
 from frostline.loaders.row_source import RowSource
 from frostline.ordering import EpochOrder, OrderState, RecordedOrder, Shard
 from frostline.prefetch.driver import Prefetcher
-from frostline.prefetch.requests import Ask, BatchAssembler, Delivery, PlannedRequest
+from frostline.prefetch.requests import Ask, BatchAssembler, Delivery, PlannedRequest, deal_again
 from frostline.prefetch.window import Window
 
 __all__ = (
@@ -83,6 +83,10 @@ class EpochStream:
         """What the epoch must ask for; see ``RequestPlanner``."""
         return self._planner.requests(begins=begins)
 
+    def deal_again(self, request: PlannedRequest) -> PlannedRequest:
+        """A request that nobody made yet, on the way that is best now."""
+        return deal_again(request, self.source.request_source)
+
     def waits_for(self, before: "EpochStream") -> bool:
         """Its features are found where those of the epoch before are kept, if it is asked for after that."""
         cache = self.source.cache
@@ -97,7 +101,12 @@ class EpochStream:
         """What the epoch must ask for, asked for by a window of its own."""
         source = self.source
         window = Window(
-            self.plan_requests(), source.settings, jitter=jitter, nodes=self.nodes, has_choice=source.has_choice
+            self.plan_requests(),
+            source.settings,
+            jitter=jitter,
+            nodes=self.nodes,
+            has_choice=source.has_choice,
+            deal_again=self.deal_again,
         )
         if window.is_done:
             yield Arrivals()
@@ -189,7 +198,12 @@ class NextEpochPrefetch(Closing):
         first = self._first(place)
         source = first.source
         window = Window(
-            _Drawn(self._draw), source.settings, jitter=jitter, nodes=first.nodes, has_choice=source.has_choice
+            _Drawn(self._draw),
+            source.settings,
+            jitter=jitter,
+            nodes=first.nodes,
+            has_choice=source.has_choice,
+            deal_again=lambda request: self._begun[request.epoch].deal_again(request),
         )
         if not window.is_done:
             prefetcher = Prefetcher(

@@ -143,4 +143,5 @@ def _after_in_child() -> None:
         workers.reset_after_fork()
 
 
-os.register_at_fork(before=_before, after_in_parent=_FORKING.release, after_in_child=_after_in_child)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(before=_before, after_in_parent=_FORKING.release, after_in_child=_after_in_child)

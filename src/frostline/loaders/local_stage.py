@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.batching import ROWS
-from frostline.core import Cut, FeatureBatch, Samples, SampleTable, Skipped, View
+from frostline.core import Cut, FeatureBatch, Route, Samples, SampleTable, Skipped, View
 from frostline.core.errors import NotFinite, SampleError
 from frostline.core.events import Observer, SampleSkipped
 from frostline.core.nouns import Closing, array_dtype, finite_rows, is_finite
@@ -62,9 +62,9 @@ class UndecodedRequests:
     def __init__(self, request_source: RequestSource) -> None:
         self._request_source = request_source
 
-    def next_request(self, left: int) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
-        following = self._request_source.next_request(left)
+        following = self._request_source.next_request(left, again)
         return following if following.route.cut else replace(following, bytes_per_sample=0)
 
 

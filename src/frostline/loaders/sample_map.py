@@ -372,9 +372,9 @@ class MaskedRequests:
         self._request_source = request_source
         self._nbytes = nbytes
 
-    def next_request(self, left: int) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
-        following = self._request_source.next_request(left)
+        following = self._request_source.next_request(left, again)
         return (
             replace(following, bytes_per_sample=following.bytes_per_sample + self._nbytes)
             if following.bytes_per_sample
@@ -503,9 +503,9 @@ class EncodedRequests:
     def __init__(self, request_source: RequestSource) -> None:
         self._request_source = request_source
 
-    def next_request(self, left: int) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
-        return replace(self._request_source.next_request(left), route=Route(0), bytes_per_sample=0)
+        return replace(self._request_source.next_request(left, again), route=Route(0), bytes_per_sample=0)
 
 
 class EncodedRowStream:

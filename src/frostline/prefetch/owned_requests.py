@@ -172,9 +172,11 @@ def _requests_of_piece(
         following = request_source.next_request(len(piece))
         chosen, piece = piece[: following.rows], piece[following.rows :]
         samples = table.take(rows[chosen])
-        expected = following.bytes_per_sample * len(chosen) if following.bytes_per_sample else samples.encoded_bytes
         request = PlannedRequest(
-            positions=positions[chosen], samples=samples, expected_bytes=expected, route=following.route
+            positions=positions[chosen],
+            samples=samples,
+            expected_bytes=following.bytes_of(samples),
+            route=following.route,
         )
         yield request, piece
 

@@ -9,7 +9,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
 import numpy as np
@@ -130,12 +130,21 @@ class NextRequest:
     rows: int
     bytes_per_sample: int
 
+    def bytes_of(self, samples: Samples) -> int:
+        """Payload of these samples on this way."""
+        return self.bytes_per_sample * len(samples) if self.bytes_per_sample else samples.encoded_bytes
+
 
 class RequestSource(Protocol):
     """Says which way the next samples take. It is asked when the window has capacity, and not before."""
 
-    def next_request(self, left: int) -> NextRequest:
-        """The next request, of one sample to ``left``; whoever asks makes it."""
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
+        """The next request, of one sample to ``left``; whoever asks makes it.
+
+        Args:
+            left: number of samples that are not dealt yet.
+            again: the way of ``left`` samples that were dealt as one request, which nobody made: it is dealt anew.
+        """
 
 
 def plan_requests(
@@ -154,9 +163,16 @@ def plan_requests(
         following = request_source.next_request(len(positions) - start)
         chosen = positions[start : start + following.rows]
         samples = table.take(rows[start : start + following.rows])
-        expected = following.bytes_per_sample * len(samples) if following.bytes_per_sample else samples.encoded_bytes
         start += len(chosen)
-        yield PlannedRequest(positions=chosen, samples=samples, expected_bytes=expected, route=following.route)
+        yield PlannedRequest(
+            positions=chosen, samples=samples, expected_bytes=following.bytes_of(samples), route=following.route
+        )
+
+
+def deal_again(request: PlannedRequest, request_source: RequestSource) -> PlannedRequest:
+    """The same samples on the way that is best now, where nobody has asked for them yet."""
+    following = request_source.next_request(len(request), request.route)
+    return replace(request, expected_bytes=following.bytes_of(request.samples), route=following.route)
 
 
 # Whole requests with which a ramp begins: one answer is on its way while another is read.
@@ -214,8 +230,10 @@ class RampUp:
         self._lengths = lengths
         self._assigned = 0
 
-    def next_request(self, left: int) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
+        if again is not None:
+            return self._request_source.next_request(left, again)
         maximum = self._lengths.at(self._assigned)
         self._assigned += 1
         # After the beginning the source alone says how many.
@@ -259,8 +277,10 @@ class WeightedRoutes:
         """Let the next request be this one, whatever the shares: its samples are wanted anyway."""
         self._probe = (route, rows)
 
-    def next_request(self, left: int) -> NextRequest:
-        """See ``RequestSource``."""
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
+        """See ``RequestSource``; what was dealt keeps its way."""
+        if again is not None:
+            return NextRequest(route=again, rows=left, bytes_per_sample=self._bytes_per_sample(again))
         route, rows = self._probe or (self._max_owed(left), self._samples_per_request)
         rows = min(rows, left)
         self._assigned += rows
@@ -410,11 +430,27 @@ class ShortestWait:
         if way is not None:
             way.rows, way.busy_s, way.since = 0.0, 0.0, self._clock()
 
-    def next_request(self, left: int) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
+        now = self._clock()
+        if again is None:
+            route, rows = self._first_done(left, now)
+        else:
+            self._take_back(again, left, now)
+            route, rows = self._way_of_all(left, now), left
+        way = self._ways[route]
+        if not way.waiting:
+            way.since = now
+        way.waiting += rows
+        way.bounded_until = max(now, way.bounded_until) + rows / self._bound(route)
+        self._assigned[route] += rows
+        return NextRequest(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
+
+    def _first_done(self, left: int, now: float) -> tuple[Route, int]:
+        """The way on which the next request is expected to be done first, and its rows."""
         # What waits for one way while another is closed cannot be dealt to that when it opens.
         maximum = min(_FEW, self._samples_per_request) if self._closed else self._samples_per_request
-        now, rows = self._clock(), min(maximum, left)
+        rows = min(maximum, left)
         ways = self._open_ways(left, rows, now)
         route = min(ways, key=lambda route: self._wait_s(route, rows, now))
         if self._ways[route].waiting:
@@ -423,13 +459,23 @@ class ShortestWait:
         # Where runs are long, one that is filled up costs more than the link's wait.
         if rows <= _FEW and any(now - closed_at < _OPENING_S for closed_at in self._closed.values()):
             rows = max(1, int(min(self._bound(route) * _SHORT_S, rows)))
-        way = self._ways[route]
-        if not way.waiting:
-            way.since = now
-        way.waiting += rows
-        way.bounded_until = max(now, way.bounded_until) + rows / self._bound(route)
-        self._assigned[route] += rows
-        return NextRequest(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
+        return route, rows
+
+    def _way_of_all(self, rows: int, now: float) -> Route:
+        """The way on which all these rows are expected to be done first."""
+        ways = self._open_ways(rows, rows, now)
+        route = min(ways, key=lambda route: self._wait_s(route, rows, now))
+        if self._ways[route].waiting:
+            idle, few = self._idle_way(route, ways, rows, now)
+            route = idle if few == rows or not self._ways[idle].rows else route
+        return route
+
+    def _take_back(self, route: Route, rows: int, now: float) -> None:
+        way = self._ways.get(route)
+        if way is not None:
+            way.waiting = max(0, way.waiting - rows)
+            way.bounded_until = max(now, way.bounded_until - rows / self._bound(route))
+            self._assigned[route] -= rows
 
     def finish_rows(self, route: Route, rows: int) -> None:
         """Rows of a way are where the loop can have them."""

@@ -229,7 +229,10 @@ def _surrender(
 _NO_BOUND = 1 << 62
 # Whole requests whose samples may be here and wait for this side's processor, beside those under way, and one more for
 # each second that it is at the first: a link that idles while a processor has no engine yet lacks their bytes later.
+# As long as nobody knows how long a row takes, those under way count too: there may be many seconds of work in them.
 _COMPUTING_REQUESTS = 4
+# A request that is held is looked at so often: another way may have opened, of which no arrival tells.
+_LOOK_S = 0.25
 # Nor more seconds of its work than this, with those under way: they can find no other way, such as a node that becomes
 # ready. Where nothing waits here the link is what is slow, and is kept busy; as it is where there is no other way.
 _COMPUTING_S = 3.0
@@ -299,6 +302,7 @@ class Window:
         jitter: random part of each wait, from 0 to below 1, so that many windows do not ask a node again at once.
         nodes: nodes that the requests name; the ramp begins with two requests for each.
         has_choice: function that says whether what is not asked for yet may take another way than what is.
+        deal_again: function that gives a request which nobody made the way that is best now.
     """
 
     def __init__(
@@ -309,9 +313,11 @@ class Window:
         jitter: Callable[[], float] = float,
         nodes: int = 1,
         has_choice: Callable[[], bool] = lambda: True,
+        deal_again: Callable[[PlannedRequest], PlannedRequest] = lambda request: request,
     ) -> None:
         self._jitter = jitter
         self._has_choice = has_choice
+        self._deal_again = deal_again
         self._source = iter(requests)
         self._settings = settings
         self._max_reorder = _NO_BOUND if settings.max_reorder is None else settings.max_reorder
@@ -331,6 +337,7 @@ class Window:
         self._rows_computing: Counter[Route] = Counter()
         self._runs: dict[Route, deque[tuple[float, int]]] = {}  # seconds of this side's processor, and rows
         self._computed_at: dict[Route, float] = {}  # and since when it is at the next one
+        self._held_at = -math.inf  # when a request was looked at last that had to wait
         self._asks = 0
         self._stop = 0  # the place after the last row of the requests that left whole
         self._expected_bytes = 0
@@ -406,7 +413,8 @@ class Window:
         if not self._waiting:
             if self._next is not None and self._fits(self._next):
                 at = self._free_at(self._next.route)
-                times += [at] if math.isfinite(at) else []
+                if at > -math.inf:
+                    times.append(at if math.isfinite(at) else self._held_at + _LOOK_S)
             awaited = (flight for number, flight in self._flights.items() if number not in self._computing)
             times += [late for flight in awaited if (late := self._late_at(flight)) is not None]
         return min(times, default=None)
@@ -557,6 +565,9 @@ class Window:
         request = self._next = self._next or next(self._source, None)
         if request is None:
             return None
+        if now < self._free_at(request.route):  # another way may have opened, or may be done first by now
+            self._held_at = now
+            request = self._next = self._deal_again(request)
         if not self._fits(request) or now < self._free_at(request.route):
             return None
         self._next = next(self._source, None)
@@ -577,7 +588,8 @@ class Window:
         asked = sum(flight.rows for flight in self._flights.values() if flight.opened.request.route == route)
         if row_s is not None and asked * row_s >= _COMPUTING_S:
             return math.inf
-        more = computing // self._settings.samples_per_request - _COMPUTING_REQUESTS + 1
+        waiting = asked if row_s is None else computing
+        more = waiting // self._settings.samples_per_request - _COMPUTING_REQUESTS + 1
         return self._computed_at[route] + more if more > 0 else -math.inf
 
     def _row_s(self, route: Route) -> float | None:

@@ -125,7 +125,8 @@ class _Rays:
 
 
 _RAYS = _Rays()
-os.register_at_fork(after_in_child=_RAYS.reset_after_fork)
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_RAYS.reset_after_fork)
 
 
 _MAX_BYTES = 1 << 20

@@ -124,7 +124,7 @@ class AppServer:
             speaks = partial(TlsConnection, speaks=speaks, guards=guards, tls=self._tls)
         config = uvicorn.Config(
             AskedByName(app, names_of),
-            loop="uvloop",
+            loop="auto",  # uvloop, but on Windows
             http=cast("type[asyncio.Protocol]", speaks),
             ws="none",
             lifespan="off",
