@@ -97,6 +97,14 @@ def test_every_option_is_about_something_and_stands_once_on_the_page_of_verbs(na
     assert next(iter(sections)) in {"Data", "Node", "Access", "Output"}, names
 
 
+@pytest.mark.parametrize(("names", "verb"), [*commands()])
+def test_help_of_every_option_begins_with_a_noun_a_verb_or_a_number(names, verb):
+    is_fragment = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "words.py"))["is_fragment"]
+    helps = {option.name: option.help for option in verb.params if isinstance(option, click.Option)}
+    first = {name: re.findall(r"[\w-]+", text.lower())[:2] for name, text in helps.items()}
+    assert [name for name, words in first.items() if is_fragment(*words)] == []
+
+
 def test_help_of_training_has_its_sections_in_their_order(capsys):
     _, out, _ = run(capsys, "train", "--help")
     assert re.findall(r"^(\w+):$", out, re.M) == ["Data", "Network", "Node", "Training", "Output"]

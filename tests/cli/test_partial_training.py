@@ -11,13 +11,15 @@ from torch import nn
 
 import frostline as fl
 from frostline.cli import main
+from frostline.cli.train import finish
 from frostline.core.errors import SettingError
 from frostline.core.events import StepFinished
 from frostline.training.networks import load_model
-from frostline.training.recipe import ThawStep, Unfreezing
+from frostline.training.recipe import UnfreezeStep, Unfreezing
 from frostline.training.report.report import Record
 from support.images import image_folder
 from support.networks import adapted_blocks
+from support.reports import a_report
 
 BLOCKS, SMALL = "support.networks:Blocks", "support.networks:Small"
 HOW = ("--batch-size", 6, "--val-share", 0.25, "--accuracy", "exact")
@@ -161,7 +163,7 @@ def expected(folder, near):
     return plain_loop(folder, near, network, 3, body_later)[:2]
 
 
-def test_thawing_layers_have_a_plain_loops_losses_and_use_the_cache(capsys, folder, near, tmp_path, expected):
+def test_layers_unfrozen_later_have_a_plain_loops_losses_and_use_the_cache(capsys, folder, near, tmp_path, expected):
     first = trained(capsys, folder, near, *LATER, "--cache", tmp_path / "kept")
     assert (first["losses"], first["val_losses"]) == (
         pytest.approx(expected[0], rel=1e-4),
@@ -179,7 +181,7 @@ def test_thawing_layers_have_a_plain_loops_losses_and_use_the_cache(capsys, fold
 
 
 @pytest.mark.parametrize("step", [4, 8])
-def test_a_run_whose_layers_thaw_goes_on_after_a_break(capsys, folder, near, tmp_path, monkeypatch, expected, step):
+def test_a_run_that_unfreezes_layers_goes_on_after_a_break(capsys, folder, near, tmp_path, monkeypatch, expected, step):
     out = tmp_path / "run"
     assert len(expected[0]) == 9
     with monkeypatch.context() as patch:
@@ -196,7 +198,7 @@ def test_a_run_whose_layers_thaw_goes_on_after_a_break(capsys, folder, near, tmp
     assert (code, "began with --unfreeze 2:body" in err) == (2, True)
 
 
-def test_adapters_stay_trained_when_layers_before_them_thaw(capsys, folder, near, tmp_path, monkeypatch):
+def test_adapters_stay_trained_when_layers_before_them_are_unfrozen(capsys, folder, near, tmp_path, monkeypatch):
     from peft import LoraConfig, inject_adapter_in_model
 
     def prepare(model, epoch):
@@ -227,27 +229,27 @@ def test_adapters_stay_trained_when_layers_before_them_thaw(capsys, folder, near
     assert "lora_" not in " ".join(load_file(out / "model.safetensors"))
 
 
-def test_a_layer_with_an_adapter_is_no_layer_that_thaws(capsys, folder, near):
+def test_a_layer_with_an_adapter_is_not_unfrozen(capsys, folder, near):
     asked = ("train", "--data", folder, "--near", near, *HOW, *LORA)
     for layer, named in (("layers.2", "layers.2.linear"), ("layers", "layers.2.linear"), ("layers.3.linear",) * 2):
         code, _, err = run(capsys, *asked, "--unfreeze", f"2:{layer}")
         assert (code, f"{named} has an adapter" in err) == (2, True), err
 
 
-def test_patience_begins_where_the_last_layers_thaw(capsys, folder, near, tmp_path):
-    # So small a step that nothing gets better: without layers that thaw it ends after the second epoch.
+def test_patience_begins_where_the_last_layers_are_unfrozen(capsys, folder, near, tmp_path):
+    # So small a step that nothing gets better: without layers that are unfrozen it ends after the second epoch.
     asked = ("--model", SMALL, "--until", "features", "--epochs", 5, "--learning-rate", 1e-30, "--patience", 1)
     first = trained(capsys, folder, near, *asked)
     later = trained(capsys, folder, near, *asked, "--unfreeze", "4:body", "--out", tmp_path / "run")
     assert (first["epochs"], first["head_epoch"]) == (2, 1)
-    # Behind the thaw BatchNorm learns without any step, which may well lower the loss.
+    # After layers are unfrozen BatchNorm learns without any step, which may well lower the loss.
     assert later["head_epoch"] == 1 + later["val_losses"].index(min(later["val_losses"]))
     assert later["epochs"] == min(5, max(later["head_epoch"], 3) + 1)
 
 
 def test_epochs_and_layers_are_read():
     found = Unfreezing.parse("3:layer4+norm, 6:layer3")
-    assert found.steps == (ThawStep(epoch=3, layers=("layer4", "norm")), ThawStep(epoch=6, layers=("layer3",)))
+    assert found.steps == (UnfreezeStep(epoch=3, layers=("layer4", "norm")), UnfreezeStep(epoch=6, layers=("layer3",)))
     assert found.layers == ("layer4", "norm", "layer3")
     assert Unfreezing.parse(None).steps == ()
     assert [found.until_next(epoch, 9) for epoch in (0, 2, 5)] == [2, 3, 4]
@@ -271,3 +273,18 @@ def test_what_cannot_be_trained_so_is_refused_before_it_begins(capsys, folder, n
     asked = ("train", "--data", folder, "--near", near, *HOW, "--model", SMALL, "--until", "features", *options)
     code, _, err = run(capsys, *asked)
     assert (code, words in err) == (2, True), err
+
+
+def test_where_features_came_from_is_said_of_steps_that_were_made_here_alone(capsys):
+    def shown(**changes):
+        finish(a_report(ways=(), **changes), None, as_json=False)
+        return " ".join(capsys.readouterr().out.split())
+
+    kept = "features of all samples kept on this machine by an earlier job"
+    assert kept in shown(first_step_s=2.5)
+    assert kept not in shown(first_step_s=2.5, settings={"policy": "all_in_store"}), "the node computed them"
+    resumed = shown(first_step_s=None, wire_bytes=405_000, baseline_wire_bytes=0)
+    assert kept not in resumed
+    assert "first step after no step was left" in resumed
+    assert "fewer bytes –" in resumed
+    assert "first step after - " in shown(first_step_s=None, interrupted=True)

@@ -32,7 +32,7 @@ def test_all_codecs_are_shown_only_where_they_are_asked_for(capsys):
 
 def test_a_what_if_ends_with_what_changes(capsys):
     found, text = printed(capsys, Question(what_if=WhatIf(bandwidth=125e6)))
-    assert "what if: a link of 125 MB/s, measured were 5.00 MB/s" in text
+    assert "what if: a link of 125 MB/s instead of 5.00 MB/s" in text
     *_, rate, ways = text.rstrip().splitlines()
     assert "times as many as in the situation as it was measured" in rate
     assert ways.startswith("from ")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from frostline.client.owners import MAX_SLOTS, BlockOwners, Blocks, as_steps, slack
+from frostline.client.owners import MAX_SLOTS, BlockOwners, Blocks, as_steps, max_excess
 
 LARGE = Blocks(data="s3://photos/train", samples=2_000_000)
 
@@ -43,7 +43,7 @@ def test_no_node_owns_more_than_its_bound_and_every_slot_has_an_owner(blocks, no
     assert loads(found).sum() == blocks.slots
     assert (loads(found) <= found.bounds).all()
     exact = blocks.slots * np.array(found.weights) / sum(found.weights)
-    assert (found.bounds <= (1 + slack(len(found.nodes))) * exact + 2).all()
+    assert (found.bounds <= (1 + max_excess(len(found.nodes))) * exact + 2).all()
 
 
 @given(some_blocks, some_nodes, some_nodes)
@@ -101,7 +101,7 @@ def test_nodes_of_any_speed_come_and_go_for_at_most_a_fifth_more(nodes, new):
 def test_of_few_nodes_none_owns_a_fiftieth_more_than_its_share(count):
     found = BlockOwners.of(LARGE, alike(count))
     assert loads(found).max() <= 1.02 * loads(found).mean()
-    assert slack(count) < slack(100) < slack(1000) == slack(2000)
+    assert max_excess(count) < max_excess(100) < max_excess(1000) == max_excess(2000)
 
 
 def test_where_one_node_is_lost_its_blocks_go_to_their_second_owners():

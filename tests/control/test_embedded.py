@@ -70,8 +70,8 @@ def test_a_job_is_seen_at_its_node_by_default_with_the_figures_of_its_statistics
         assert said["plan"]["names"] == [cut.name for cut in job.cuts]
         assert said["plan"]["nbytes"][1:] == [cut.bytes_per_sample for cut in job.cuts[1:]]
         assert said["plan"]["cut"] == job.frost_line.number
-        until(lambda: mine()["hindrance"])
-        assert mine()["hindrance"].keys() == {"held_back_by", "says", "gain"}
+        until(lambda: mine()["bottleneck"])
+        assert mine()["bottleneck"].keys() == {"held_back_by", "says", "gain"}
         job.close()
         view = seen_at(url)
         assert view["jobs"] == []

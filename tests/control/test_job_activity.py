@@ -42,7 +42,7 @@ ACTIVITY = JobActivity(
     wire_bytes=20_000,
     saved_bytes=-1.5,
     saved_s=-0.5,
-    hindrance=SLOW,
+    bottleneck=SLOW,
     plan=PLAN,
 )
 
@@ -86,11 +86,11 @@ def test_what_is_said_is_read_again(activity):
         ("saved_bytes", "1"),
         ("saved_s", -1e300),
         ("more", 1),
-        ("hindrance", {"held_back_by": "x", "says": "y"}),
-        ("hindrance", {"held_back_by": "x", "says": "y" * 513, "gain": 1}),
-        ("hindrance", {"held_back_by": "x\n", "says": "y", "gain": 1}),
-        ("hindrance", {"held_back_by": "x", "says": "y", "gain": math.inf}),
-        ("hindrance", ["x"]),
+        ("bottleneck", {"held_back_by": "x", "says": "y"}),
+        ("bottleneck", {"held_back_by": "x", "says": "y" * 513, "gain": 1}),
+        ("bottleneck", {"held_back_by": "x\n", "says": "y", "gain": 1}),
+        ("bottleneck", {"held_back_by": "x", "says": "y", "gain": math.inf}),
+        ("bottleneck", ["x"]),
         ("plan", {"names": ["a"] * 65, "nbytes": [1] * 65, "cut": 0, "codec": "exact"}),
         ("plan", {"names": ["a" * 65], "nbytes": [1], "cut": 0, "codec": "exact"}),
         ("plan", {"names": ["a", "b"], "nbytes": [1], "cut": 0, "codec": "exact"}),
@@ -108,7 +108,7 @@ def test_refuses_what_a_stranger_may_not_say(field, value):
 
 def test_the_longest_that_may_be_said_fits_a_report():
     longest = PlanOutline(names=("n" * 64,) * 64, nbytes=(2**52,) * 64, cut=63, codec="c" * 64)
-    activity = replace(ACTIVITY, plan=longest, hindrance=replace(SLOW, says="×" * 512))
+    activity = replace(ACTIVITY, plan=longest, bottleneck=replace(SLOW, says="×" * 512))
     report = StageReport(stage="s" * 128, job="j" * 128, sequence=2**52, activity=activity)
     assert len(json.dumps(report.to_json())) < 16 << 10
 
@@ -161,7 +161,7 @@ def test_progress_is_that_of_the_pass_that_began_last():
 
 
 def test_ranks_and_workers_add_up_and_the_one_that_waits_longest_says_why():
-    fast = replace(ACTIVITY, stall_share=0.75, hindrance=replace(SLOW, says="the slow rank"), saved_s=None)
+    fast = replace(ACTIVITY, stall_share=0.75, bottleneck=replace(SLOW, says="the slow rank"), saved_s=None)
     parent = JobActivity(wire_bytes=5, plan=PLAN)
     late = replace(ACTIVITY, epoch=2, taken=99)
     found = summarise_job([parent, ACTIVITY, fast, late], [ACTIVITY], None)
@@ -170,7 +170,7 @@ def test_ranks_and_workers_add_up_and_the_one_that_waits_longest_says_why():
     assert found["wire_bytes"] == 4 * 20_000 + 5
     assert found["samples_per_s"] == 37.5
     assert found["stall_share"] == pytest.approx((0.25 + 0.75 + 0.25) / 3)
-    assert found["hindrance"]["says"] == "the slow rank"
+    assert found["bottleneck"]["says"] == "the slow rank"
     assert found["saved"] == {"bytes": -6.0, "seconds": -1.5, "money": None}
     assert found["processes"] == 4
     assert summarise_job([], [ACTIVITY], None) is None
@@ -205,7 +205,7 @@ def test_the_view_keeps_what_reports_do_not_repeat():
     [night, day] = seen(state)["jobs"]
     assert night["activity"]["samples"] == 400
     assert night["activity"]["plan"]["names"] == PLAN.names
-    assert night["activity"]["hindrance"]["gain"] == 2.5
+    assert night["activity"]["bottleneck"]["gain"] == 2.5
     assert day["activity"]["saved"]["bytes"] == 100.0
     assert "activity" not in seen(state)["stages"][0]
     state.receive("b", second.report(Amounts(), activity=replace(ACTIVITY, saved_bytes=100.0), has_ended=True), 2.0)

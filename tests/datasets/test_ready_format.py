@@ -234,6 +234,11 @@ def test_other_data_or_other_steps_do_not_mix(images, tmp_path):
         made_ready(source, images, imagenet(32))
     with pytest.raises(SettingError, match="does not start with that"):
         made_ready(fl.Dataset(tmp_path / "one"), tmp_path / "two", imagenet(40))
+    for declared, preset in ((efficientnet_lite(32), "efficientnet_lite:32"), (imagenet(64), "imagenet:64")):
+        with pytest.raises(SettingError, match=f"frostline ingest SRC DEST --preprocess {preset}$"):
+            fl.offload(None, fl.Dataset(tmp_path / "one"), preprocess=declared)
+    with pytest.raises(SettingError, match=r"or make another ready format$"):
+        fl.offload(None, fl.Dataset(tmp_path / "one"), preprocess=fl.preprocess.imagenet(32, augment=True))
 
 
 def test_writes_lost_parts_again_and_refuses_an_incomplete_format(images, tmp_path):
@@ -320,7 +325,7 @@ def test_images_that_cannot_be_read_are_left_out_up_to_the_allowance(images, tmp
     assert "noise/003.jpg" not in format.names
 
 
-def test_objects_of_a_local_format_are_sealed_and_mapped(images, tmp_path):
+def test_objects_of_a_local_format_are_read_only_and_mapped(images, tmp_path):
     format = made_ready(fl.Dataset(images), tmp_path, imagenet(32))
     [path] = (tmp_path / "pixels").iterdir()
     assert stat.S_IMODE(path.stat().st_mode) == 0o444
@@ -456,5 +461,5 @@ def test_the_command_takes_a_file_and_prints_a_summary(images, tmp_path, capsys)
     with pytest.raises(SystemExit) as ended:
         main(["ingest", str(images), str(tmp_path / "to"), "--preprocess", str(tmp_path / "steps.json")])
     assert not ended.value.code
-    assert "24 samples in 1 objects" in capsys.readouterr().out
+    assert "24 samples in 1 object, 86.0 kB in all, at file:" in capsys.readouterr().out
     assert len(fl.Dataset(tmp_path / "to")) == 24

@@ -13,7 +13,7 @@ ACTING = {"PIL", "anyio", "asyncio", "http", "obstore", "random", "socket", "sub
 """Packages that do something, or say what changes by itself."""
 PARTS = {
     "cache.disk": "ScopeUsage idle_scopes stored_bytes",
-    "client.owners": "BlockOwners Blocks as_steps slack",
+    "client.owners": "BlockOwners Blocks as_steps max_excess",
     "control.settings": "ControlSettings ControlTenant ControlledJob",
     "datasets.copy.layout": (
         "FolderNames CopySample Metadata OutputObject Packer divide_samples metadata_in packer_named say_what_is_left "

@@ -720,19 +720,19 @@ def thin_link(mib_per_s):
 )
 def test_weights_that_come_too_late_beside_any_engine_are_waited_for_by_nobody(needed_s, found_here, pays, has_choice):
     now = [0.0]
-    dealer = ShortestWait(
+    request_source = ShortestWait(
         {Route(5): 1, Route(0): 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=lambda: now[0]
     )
-    sides = BothSides(dealer)
+    sides = BothSides(request_source)
     sides.close(Route(5))
 
     def judged():
         return pays_for_upload(sides, Route(5), found_here, lambda: Left(samples=500, samples_per_s=None), needed_s)
 
     assert judged() is None, "nothing is known of the trainer"
-    deal = sides.deal(500)
+    following = sides.next_request(500)
     now[0] += 0.8
-    sides.finish_rows(deal.route, deal.rows)  # ten rows a second
+    sides.finish_rows(following.route, following.rows)  # ten rows a second
     assert (judged(), sides.has_choice) == (pays, has_choice)
 
 

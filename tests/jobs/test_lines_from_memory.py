@@ -138,6 +138,28 @@ def test_an_index_of_a_data_set_gives_a_sample_and_its_label(photos):
         data[12]
 
 
+def test_a_sample_is_asked_by_the_names_that_other_libraries_have(photos):
+    data = fl.Dataset(photos, transform=SCALED)
+    sample = data[11]
+    assert (sample["label"], sample["target"]) == (sample[1], sample[-1]) == (2, 2)
+    assert sample["image"] is sample["pixel_values"] is sample[0] is sample[:1][0]
+    assert dict(pickle.loads(pickle.dumps(sample)))["label"] == 2
+    with pytest.raises(KeyError, match="no 'caption': write image, label = data"):
+        sample["caption"]
+    loader = DataLoader(
+        data, batch_size=4, collate_fn=lambda rows: {"labels": torch.tensor([row["label"] for row in rows])}
+    )
+    assert next(iter(loader))["labels"].tolist() == [0] * 4
+
+
+def test_a_batch_is_asked_whether_it_holds_something_as_a_dictionary_is(photos, quick, job):
+    batch = next(iter(fl.loader(photos, batch_size=4, preprocess=quick)))
+    held = {name: name in batch for name in ("labels", "images", "x", "targets", "target", "mixed", "caption", 0)}
+    assert [name for name, is_held in held.items() if is_held] == ["labels", "images", "x", "target"]
+    assert batch.target is batch.labels, "as it unpacks"
+    assert "images" not in next(iter(job.loader(4))), "they are activations"
+
+
 def test_a_data_set_is_iterated_and_sliced(photos):
     data = fl.Dataset(photos, transform=SCALED)
     assert [label for _, label in data] == [0] * 4 + [1] * 4 + [2] * 4
@@ -482,6 +504,8 @@ LINES = {
         "stats": "did you mean statistics",
         "summary": "did you mean explain",
         "batch_size": r"write job.loader\(batch_size=32, shuffle=True\)",
+        "configure_optimizers": r"write for x, y in job.loader\(batch_size=32",
+        "modules": "the head is the module: write job.head",
         "to": r"write model.to\(device\)",
         "forward": r"write job.head\(batch.features\)",
     },
@@ -524,6 +548,15 @@ LINES = {
         "seed_everything": "write seed=0 of a loader",
         "plan": "run frostline plan --data photos",
         "embeddings": "run frostline extract --data photos",
+        "WebLoader": r'write loader\("s3://bucket/shards"',
+        "CombinedStreamingDataset": r"write data=Mixture\(parts=",
+        "merge_datasets": r"write cats \+ dogs",
+        "train_test_split": r"write data.train_test_split\(test_size=0.2\)",
+        "augment": r"write transform=v2.Compose",
+        "ingest": "run frostline ingest",
+        "set_verbosity": "write on_event=print",
+        "save": r"write torch.save\(job.head.state_dict",
+        "from_pretrained": r"write timm.create_model\(",
         "FrostlineError": "write frostline.errors.FrostlineError",
     },
     "preprocess": {
@@ -544,6 +577,18 @@ LINES = {
         "push_to_hub": "frostline ingest photos copy --format parquet",
         "show_batch": r"look at data\[0\]",
         "describe": "did you mean statistics",
+        "decode": r"write loader\(data, batch_size=32, map=function\)",
+        "to_tuple": r"write loader\(data, batch_size=32, map=function\)",
+        "batched": r"write loader\(data, batch_size=32, shuffle=True\)",
+        "with_epoch": r"epochs\(range\(10\)\)",
+        "where": r"write data.select\(\"label == 'cat'\"\)",
+        "iloc": r"write data\[:100\]",
+        "int2str": r"write data.classes\[0\]",
+        "cardinality": r"write len\(data\)",
+        "k_fold": r"write data.take\(rows\), .* StratifiedKFold",
+        "cleanup_cache_files": "data is read where it lies",
+        "add_item": "write one into the folder",
+        "sort_values": r"write data.take\(numpy.argsort\(data.targets\)\)",
         "cache": r"LoaderSettings\(cache_bytes=",
         "head": r"write data.take\(5\)",
         "zzz": "a Dataset has no 'zzz'$",
@@ -663,14 +708,52 @@ CALLS = {
     "job.head(next(iter(job.loader(4))))": r"the head was called with a batch: write job.head\(batch.features\)",
     "job.model(next(iter(job.loader(4))))": r"write job.head\(batch.features\) in the loop, in place of model\(batch\)",
     "job.loader(4).dataset[0]": r"samples are those of Dataset\(...\)\[0\]",
+    "next(iter(job.loader(4))).to(torch.float16)": r"write x = batch.features.to\(torch.float16\)",
+    "job(next(iter(job.loader(4))).features)": r"a job is no module: write job.head\(batch.features\)",
+    "fl.Dataset(photos, photos)": r'too many positional arguments; write Dataset\("photos"\)',
+    "fl.Dataset(root=photos)": r'write Dataset\("photos"\)',
+    "fl.Dataset({'train': photos})": "not dict: give each of its parts by itself",
+    "fl.Dataset(io.BytesIO())": "not BytesIO: give the name of the file",
+    "fl.Dataset(photos, subsample=0.1)": r"write data.take\(100\)",
+    "fl.Dataset(photos, item_loader=None)": "leave item_loader out",
+    "fl.Dataset(photos, shardshuffle=True)": "leave shardshuffle out",
+    "fl.loader(torch.utils.data.TensorDataset(torch.zeros(2)), batch_size=2)": "not TensorDataset: samples are read",
+    "data + photos": r"not PosixPath: write Dataset\(...\)",
+    "data.column('lable')": r"only id, .*; did you mean label\?$",
+    "data.select(lambda sample: True)": r"not function: write data.select\(\"label == 'cat'\"\)",
+    "fl.offload(model, data, settings={'cache_bytes': 0})": r"not dict: write LoaderSettings\(cache_bytes=...\)",
+    "fl.offload(Small, data)": r"not type: write Small\(\)$",
+    "fl.freeze(model.state_dict(), until='stem')": "give the network whose weights these are",
+    "fl.freeze(model, until='layer4')": "has no layer 'layer4'; it has stem, fc, features$",
+    "fl.preprocess.imagenet(224, augment='randaugment')": "augment takes True or False, not 'randaugment'",
+    "fl.loader(photos, batch_size=4, transform=torchvision.models.ResNet18_Weights.DEFAULT)": (
+        r"write .*V1.transforms\(\)$"
+    ),
+    "fl.loader(photos, batch_size=4, transform=torchvision.models.ResNet18_Weights.DEFAULT.transforms)": (
+        r"makes a transform: write weights.transforms\(\)"
+    ),
+    "fl.loader(photos, batch_size=4, transform=v1.ToTensor)": r"ToTensor makes a transform: write ToTensor\(...\)",
+    "fl.loader(photos, batch_size=4, transform=timm.data.create_transform)": r"write timm.data.create_transform\(224\)",
+    "fl.loader(photos, batch_size=4, transform={'input_size': 224})": r"write timm.data.create_transform\(\*\*config\)",
+    "setattr(data, 'targets', [0] * 12)": r"targets are the data's: .* Dataset\(url, targets=...\)",
+    "fl.NodeSettings(gpu=True)": "did you mean device",
     "job.loader(4)[0]": r"write next\(iter\(loader\)\), or Dataset\(...\)\[0\] for a sample",
 }
 
 
 def test_a_call_that_does_not_fit_is_refused_with_the_one_to_write(photos, job):
-    given = {**globals(), "photos": photos, "job": job, "model": job.model, "data": fl.Dataset(photos)}
+    import timm
+
+    given = {
+        **globals(),
+        "timm": timm,
+        "photos": photos,
+        "job": job,
+        "model": job.model,
+        "data": fl.Dataset(photos),
+    }
     for call, line in CALLS.items():
-        with pytest.raises((TypeError, SettingError, ModelError, DataNotFound), match=line):
+        with pytest.raises((AttributeError, TypeError, SettingError, ModelError, DataNotFound), match=line):
             eval(call, given)
 
 

@@ -97,7 +97,7 @@ def loader(
     data = Data(count)
     source = RowSource(
         fetch=fetch,
-        dealer=one_way(PER_REQUEST, ROW_BYTES),
+        request_source=one_way(PER_REQUEST, ROW_BYTES),
         cache=cache,
         unreadable=lambda: np.zeros(0, np.int64),
         settings=LoaderSettings(**{"samples_per_request": PER_REQUEST, "requests_in_flight": 3, **chosen}),

@@ -172,14 +172,14 @@ class Store:
         settings = LoaderSettings(samples_per_request=4, requests_in_flight=2)
         return RowSource(
             fetch=lambda samples, _: self._fetch(epoch, samples),
-            dealer=self,
+            request_source=self,
             cache=None,
             unreadable=lambda: torch.zeros(0, dtype=torch.int64).numpy(),
             settings=settings,
             on_event=lambda event: None,
         )
 
-    def deal(self, left, _again=None):
+    def next_request(self, left, _again=None):
         return NextRequest(route=Route(1), rows=min(4, left), bytes_per_sample=4)
 
     def _fetch(self, epoch, samples):

@@ -565,7 +565,7 @@ class Store:
 def loader(data, store, cache, *, batch_size=10, replay=None, ranks=ALONE, **settings):
     source = RowSource(
         fetch=store.fetch,
-        dealer=one_way(PER_REQUEST, 4),
+        request_source=one_way(PER_REQUEST, 4),
         cache=cache,
         unreadable=lambda: np.zeros(0, np.int64),
         settings=LoaderSettings(samples_per_request=PER_REQUEST, requests_in_flight=4, **settings),

@@ -479,7 +479,7 @@ def test_a_bounded_folder_lists_and_reads_links_that_stay_inside(places):
         assert store.describe(name).size == len(jpeg(0))
 
 
-def test_sealed_files_are_mapped_only_where_links_may_lead(places):
+def test_read_only_files_are_mapped_only_where_links_may_lead(places):
     root, outside = places
     for path in (outside / "0000.jpg", root / "0000.jpg"):
         path.chmod(0o444)

@@ -147,7 +147,7 @@ ACTIVITY = JobActivity(
     wire_bytes=2_000,
     saved_bytes=5e6,
     saved_s=90.0,
-    hindrance=Bottleneck(held_back_by="the link", says="held back by <b>the link</b>", gain=2.0),
+    bottleneck=Bottleneck(held_back_by="the link", says="held back by <b>the link</b>", gain=2.0),
     plan=PlanOutline(names=("encoded", "<i>pixels</i>", "layer1"), nbytes=(900, 3000, 40), cut=1, codec="fp16"),
 )
 
@@ -174,7 +174,7 @@ def test_a_job_that_runs_is_shown_as_the_api_says_with_its_plan_along_the_networ
         batches = iter(job.loader(2, epoch=4))
         next(batches)
         ask = f"{url}/v1/view"
-        until(lambda: (jobs := httpx.get(ask).json()["jobs"]) and jobs[0]["activity"]["hindrance"])
+        until(lambda: (jobs := httpx.get(ask).json()["jobs"]) and jobs[0]["activity"]["bottleneck"])
         [said] = httpx.get(ask).json()["jobs"]
         page = seen(tmp_path, url)
         batches.close()
@@ -185,7 +185,7 @@ def test_a_job_that_runs_is_shown_as_the_api_says_with_its_plan_along_the_networ
     assert "2 of 8 samples" in card
     assert 'role="progressbar"' in card
     assert 'aria-valuenow="25.0"' in card
-    assert activity["hindrance"]["says"] in unescape(card)
+    assert activity["bottleneck"]["says"] in unescape(card)
     assert card.count("<rect") == len(activity["plan"]["names"]) == 2
     assert f"cut after {activity['plan']['names'][0]}" in card
     assert "CONSOLE" not in page.stderr
@@ -539,7 +539,7 @@ def test_results_that_nobody_reads_are_few_and_end(tmp_path):
 
     def one(name):
         scope = {"type": "http", "method": "GET", "path_params": {"id": "a"}, "who": SimpleNamespace(name=name)}
-        return routes.one(Request(scope))
+        return routes.fetch_or_stop(Request(scope))
 
     async def run():
         held = [await one("ann") for _ in range(16)]

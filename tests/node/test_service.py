@@ -431,20 +431,20 @@ def test_closing_the_node_ends_answers_and_refuses_requests(images):
     node.close()
 
 
-def held(lane, count, go):
+def held(executor, count, go):
     """Reads that do not end before they are told to."""
     begun = [threading.Event() for _ in range(count)]
-    return [lane.submit(lambda event=event: (event.set(), go.wait(60))) for event in begun], begun
+    return [executor.submit(lambda event=event: (event.set(), go.wait(60))) for event in begun], begun
 
 
 def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
     go = threading.Event()
     readers = Readers(threads=4, maximum=2)
     try:
-        slow, begun = held(readers.lane("slow"), 50, go)
+        slow, begun = held(readers.executor_for("slow"), 50, go)
         assert begun[0].wait(60)
         assert begun[1].wait(60)
-        quick = [readers.lane("quick").submit(lambda number=number: number) for number in range(50)]
+        quick = [readers.executor_for("quick").submit(lambda number=number: number) for number in range(50)]
         assert [future.result(60) for future in quick] == list(range(50))
         assert sum(event.is_set() for event in begun) == 2
     finally:
@@ -456,16 +456,16 @@ def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
 def test_threads_that_never_rest_are_not_asked_again_and_again():
     readers, go, before = Readers(threads=2, maximum=2), threading.Event(), asked_of_threads()
     try:
-        first, begun = held(readers.lane("one"), 2, go)
+        first, begun = held(readers.executor_for("one"), 2, go)
         assert all(event.wait(60) for event in begun)
-        made = [readers.lane("one").submit(lambda number=number: number) for number in range(500)]
+        made = [readers.executor_for("one").submit(lambda number=number: number) for number in range(500)]
         assert asked_of_threads() <= before + 4
         go.set()
         assert [future.result(60) for future in made] == list(range(500))
         # Whoever finds all threads asleep wakes one, however often that was so.
-        assert [readers.lane("two").submit(lambda number=number: number).result(60) for number in range(50)] == [
-            *range(50)
-        ]
+        assert [
+            readers.executor_for("two").submit(lambda number=number: number).result(60) for number in range(50)
+        ] == [*range(50)]
     finally:
         go.set()
         readers.close()
@@ -484,8 +484,8 @@ def test_threads_serve_tenants_by_their_weights_however_much_one_has_queued(weig
     go, order = threading.Event(), []
     readers = Readers(threads=1, maximum=1, weights=weights, clock=itertools.count().__next__)  # a second each
     try:
-        (first,), _ = held(readers.lane("first"), 1, go)
-        made = [readers.lane(name).submit(order.append, name) for name in ["many"] * 5 + ["few", "few"]]
+        (first,), _ = held(readers.executor_for("first"), 1, go)
+        made = [readers.executor_for(name).submit(order.append, name) for name in ["many"] * 5 + ["few", "few"]]
         go.set()
         wait([first, *made], 20)
     finally:
@@ -497,8 +497,8 @@ def test_a_changed_weight_holds_for_threads_from_then_on():
     go, order = threading.Event(), []
     readers = Readers(threads=1, maximum=1, clock=itertools.count().__next__)
     try:
-        (first,), _ = held(readers.lane("first"), 1, go)
-        made = [readers.lane(name).submit(order.append, name) for name in ["one"] * 30 + ["other"] * 30]
+        (first,), _ = held(readers.executor_for("first"), 1, go)
+        made = [readers.executor_for(name).submit(order.append, name) for name in ["one"] * 30 + ["other"] * 30]
         readers.change_weight("other", 5.0)
         go.set()
         wait([first, *made], 20)
@@ -510,13 +510,16 @@ def test_a_changed_weight_holds_for_threads_from_then_on():
 def test_whoever_was_at_work_when_all_stood_still_does_not_wait_as_long_again():
     now, order = [0.0], []
     readers = Readers(threads=1, maximum=1, clock=lambda: now[0])
-    one, other = readers.lane("one"), readers.lane("other")
+    one, other = readers.executor_for("one"), readers.executor_for("other")
     take, quick = (lambda seconds: now.__setitem__(0, now[0] + seconds)), 0.1
     go = threading.Event()
     try:
         one.submit(take, 600.0).result(60)  # its store hung, or the node was stopped
-        (first,), _ = held(readers.lane("first"), 1, go)
-        made = [lane.submit(lambda lane=lane: (take(quick), order.append(lane))) for lane in [other, one] * 50]
+        (first,), _ = held(readers.executor_for("first"), 1, go)
+        made = [
+            executor.submit(lambda executor=executor: (take(quick), order.append(executor)))
+            for executor in [other, one] * 50
+        ]
         go.set()
         wait([first, *made], 60)
     finally:
@@ -527,14 +530,14 @@ def test_whoever_was_at_work_when_all_stood_still_does_not_wait_as_long_again():
 def test_cancelled_tasks_do_not_run_and_failed_ones_pass_their_error_on():
     go, done = threading.Event(), []
     readers = Readers(threads=1, maximum=1)
-    lane = readers.lane("one")
+    executor = readers.executor_for("one")
     try:
-        (first,), begun = held(lane, 1, go)
+        (first,), begun = held(executor, 1, go)
         assert begun[0].wait(60)
         cancelled, failing, last = (
-            lane.submit(done.append, 1),
-            lane.submit(lambda: 1 / 0),
-            lane.submit(done.append, 2),
+            executor.submit(done.append, 1),
+            executor.submit(lambda: 1 / 0),
+            executor.submit(done.append, 2),
         )
         assert cancelled.cancel()
         go.set()
@@ -552,17 +555,19 @@ def test_refuses_tasks_while_the_node_stops():
     readers.close()
     for _ in range(5):
         with pytest.raises(Unavailable, match="the node is stopping"):
-            readers.lane("ann").submit(int)
+            readers.executor_for("ann").submit(int)
 
 
 def test_urgent_tasks_run_before_the_tenants_earlier_ones():
     go, order = threading.Event(), []
     readers = Readers(threads=1, maximum=1)
     try:
-        (first,), begun = held(readers.lane("one"), 1, go)
+        (first,), begun = held(readers.executor_for("one"), 1, go)
         assert begun[0].wait(60)
-        made = [readers.lane("one").submit(order.append, number) for number in range(3)]
-        made += [readers.lane("one", is_urgent=True).submit(order.append, f"urgent {letter}") for letter in "ab"]
+        made = [readers.executor_for("one").submit(order.append, number) for number in range(3)]
+        made += [
+            readers.executor_for("one", is_urgent=True).submit(order.append, f"urgent {letter}") for letter in "ab"
+        ]
         go.set()
         wait([first, *made], 20)
     finally:

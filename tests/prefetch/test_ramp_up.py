@@ -25,8 +25,8 @@ def table(count):
     )
 
 
-def asked(count, dealer):
-    return plan_requests(table(count), np.arange(count), np.arange(count), dealer)
+def asked(count, request_source):
+    return plan_requests(table(count), np.arange(count), np.arange(count), request_source)
 
 
 @st.composite
@@ -40,8 +40,10 @@ def beginnings(draw):
 
 def rounds(settings, count, *, is_short):
     """Rows asked for in each round, where all that is under way is answered before anything else is asked for."""
-    dealer = one_way(settings.samples_per_request, ROW_BYTES)
-    held = Window(asked(count, RampUp(dealer, RampLengths.of(settings)) if is_short else dealer), settings)
+    request_source = one_way(settings.samples_per_request, ROW_BYTES)
+    held = Window(
+        asked(count, RampUp(request_source, RampLengths.of(settings)) if is_short else request_source), settings
+    )
     found = []
     while asks := held.asks(0.0):
         found.append([len(ask.samples) for ask in asks])

@@ -29,7 +29,7 @@ class World:
         self.now = 0.0
         self.rates = rates
         self.window = window
-        self.dealer = ShortestWait(
+        self.request_source = ShortestWait(
             priors,
             samples_per_request=REQUEST,
             bytes_per_sample=lambda route: 10,
@@ -38,34 +38,36 @@ class World:
         )
         self.free_at = dict.fromkeys(priors, 0.0)
         self.done_at = []
-        self.dealt = []
+        self.assigned = []
 
     def rate(self, route):
         rate = self.rates[route]
         return rate(self.now) if callable(rate) else rate
 
     def run(self, samples, until=math.inf):
-        """Do so many samples; what was dealt after a moment is in ``dealt``, as (time, route, rows)."""
+        """Do so many samples; what was dealt after a moment is in ``assigned``, as (time, route, rows)."""
         ends, left, under_way = [], samples, 0
         while (left or ends) and self.now < until:
             while left and under_way < self.window:
-                deal = self.dealer.deal(left)
-                assert 1 <= deal.rows <= min(left, REQUEST)
-                left -= deal.rows
+                following = self.request_source.next_request(left)
+                assert 1 <= following.rows <= min(left, REQUEST)
+                left -= following.rows
                 under_way += 1
-                self.dealt.append((self.now, deal.route, deal.rows))
-                begin = max(self.now, self.free_at[deal.route])
-                self.free_at[deal.route] = begin + deal.rows / self.rate(deal.route)
-                heapq.heappush(ends, (self.free_at[deal.route], len(self.dealt), deal.route, deal.rows))
+                self.assigned.append((self.now, following.route, following.rows))
+                begin = max(self.now, self.free_at[following.route])
+                self.free_at[following.route] = begin + following.rows / self.rate(following.route)
+                heapq.heappush(
+                    ends, (self.free_at[following.route], len(self.assigned), following.route, following.rows)
+                )
             self.now, _, route, rows = heapq.heappop(ends)
             under_way -= 1
-            self.dealer.finish_rows(route, rows)
+            self.request_source.finish_rows(route, rows)
             self.done_at.append((self.now, rows))
         return self.now
 
     def share(self, route, after=0.0):
         counts = Counter()
-        for at, way, rows in self.dealt:
+        for at, way, rows in self.assigned:
             counts[way] += rows if at >= after else 0
         return counts[route] / counts.total()
 
@@ -77,11 +79,11 @@ speeds = st.floats(1.0, 300.0)
 def test_every_sample_is_dealt_once_and_no_way_idles_for_long(node, trainer, prior_node, prior_trainer, samples):
     world = World({NODE: node, TRAINER: trainer}, {NODE: prior_node, TRAINER: prior_trainer})
     seconds = world.run(samples)
-    assert sum(rows for _, _, rows in world.dealt) == samples == world.dealer.dealt
+    assert sum(rows for _, _, rows in world.assigned) == samples == world.request_source.assigned_samples
     # At worst a window of requests goes to the slower way before anything is known of it, or the last one does.
     slack = (world.window + 1) * REQUEST / min(node, trainer)
     assert seconds <= samples / (node + trainer) + slack
-    assert math.isclose(sum(world.dealer.shares.values()), 1.0)
+    assert math.isclose(sum(world.request_source.shares.values()), 1.0)
 
 
 @pytest.mark.parametrize("wrong", [0.1, 10.0])
@@ -90,7 +92,7 @@ def test_a_tenfold_wrong_prior_is_corrected_within_a_hundred_samples(wrong, node
     world = World({NODE: node, TRAINER: trainer}, {NODE: node * wrong, TRAINER: trainer})
     world.run(4000)
     dealt, corrected_at = 0, None
-    for at, _, rows in world.dealt:
+    for at, _, rows in world.assigned:
         dealt += rows
         if corrected_at is None and dealt > 100 + world.window * REQUEST:
             corrected_at = at
@@ -110,7 +112,7 @@ def test_a_trainer_that_is_busy_for_a_while_gets_less_and_then_its_part_again():
     world = World({NODE: 60, TRAINER: lambda now: 6 if 5 < now < 15 else 60}, {NODE: 1, TRAINER: 1})
     world.run(6000)
     counts = Counter()
-    for at, way, rows in world.dealt:
+    for at, way, rows in world.assigned:
         if 8 < at < 14:
             counts[way] += rows
     assert counts[TRAINER] / counts.total() < 0.25
@@ -121,25 +123,25 @@ def test_what_bounds_a_way_bounds_what_it_is_dealt_and_is_told():
     world = World({NODE: 50, TRAINER: 50}, {NODE: 1, TRAINER: 1}, bound=lambda way: math.inf if way.cut else 10.0)
     world.run(3000)
     assert world.share(TRAINER, after=5) == pytest.approx(1 / 6, abs=0.05)
-    assert world.dealer.is_bound
+    assert world.request_source.is_bound
     free = World({NODE: 50, TRAINER: 50}, {NODE: 1, TRAINER: 1})
     free.run(3000)
-    assert not free.dealer.is_bound
-    assert free.dealer.samples_per_s == pytest.approx(100, rel=0.1)
+    assert not free.request_source.is_bound
+    assert free.request_source.samples_per_s == pytest.approx(100, rel=0.1)
 
 
 def test_nothing_is_dealt_to_a_way_that_is_closed_and_few_samples_wait_for_the_other():
     world = World({NODE: 60, TRAINER: 60}, {NODE: 1, TRAINER: 1})
-    world.dealer.close(NODE)
+    world.request_source.close(NODE)
     world.run(200)
-    assert {route for _, route, _ in world.dealt} == {TRAINER}
-    world.dealer.open(NODE)
+    assert {route for _, route, _ in world.assigned} == {TRAINER}
+    world.request_source.open(NODE)
     begun = world.now
     world.run(2000)
     assert world.share(NODE, after=begun) == pytest.approx(0.5, abs=0.05)
 
 
-def dealer_at(now, *, run=1, passing=math.inf):
+def source_at(now, *, run=1, passing=math.inf):
     """Deals at the time in a list; the trainer runs so many rows at once, and so many a second reach it."""
     return ShortestWait(
         {NODE: 60, TRAINER: 1},
@@ -152,12 +154,12 @@ def dealer_at(now, *, run=1, passing=math.inf):
 
 
 def test_requests_are_short_while_a_way_is_closed():
-    dealer = dealer_at([0.0])
-    dealer.close(NODE)
-    assert dealer.deal(100).rows == 8
-    dealer.open(NODE)
-    assert dealer.deal(100).rows == 32
-    assert dealer.deal(5).rows == 5
+    request_source = source_at([0.0])
+    request_source.close(NODE)
+    assert request_source.next_request(100).rows == 8
+    request_source.open(NODE)
+    assert request_source.next_request(100).rows == 32
+    assert request_source.next_request(5).rows == 5
 
 
 @pytest.mark.parametrize(
@@ -166,62 +168,62 @@ def test_requests_are_short_while_a_way_is_closed():
 def test_a_thin_link_is_soon_free_for_what_opens_a_way(passing, run, rows):
     """Where the weights take longer on their way, runs that are filled up would cost more than the wait."""
     now = [100.0]
-    dealer = dealer_at(now, run=run, passing=passing)
-    dealer.close(NODE)
-    assert dealer.deal(100).rows == rows
+    request_source = source_at(now, run=run, passing=passing)
+    request_source.close(NODE)
+    assert request_source.next_request(100).rows == rows
     now[0] += 6
-    assert dealer.deal(100).rows == run
+    assert request_source.next_request(100).rows == run
 
 
 def test_samples_that_nobody_asked_for_yet_are_dealt_again_whole_and_counted_once():
     now = [100.0]
-    dealer = dealer_at(now, run=8, passing=1e9)
-    dealer.close(NODE)
-    dealt = [dealer.deal(100).rows for _ in range(4)]
-    again = dealer.deal(dealt[-1], TRAINER)
+    request_source = source_at(now, run=8, passing=1e9)
+    request_source.close(NODE)
+    dealt = [request_source.next_request(100).rows for _ in range(4)]
+    again = request_source.next_request(dealt[-1], TRAINER)
     assert (again.route, again.rows) == (TRAINER, dealt[-1]), "no other way is open"
-    dealer.open(NODE)
-    again = dealer.deal(dealt[-1], TRAINER)
+    request_source.open(NODE)
+    again = request_source.next_request(dealt[-1], TRAINER)
     assert (again.route, again.rows) == (NODE, dealt[-1])
-    assert dealer.dealt == sum(dealt)
-    assert dealer.shares == {TRAINER: 0.75, NODE: 0.25}
+    assert request_source.assigned_samples == sum(dealt)
+    assert request_source.shares == {TRAINER: 0.75, NODE: 0.25}
 
 
 def test_nothing_is_kept_short_for_a_way_that_is_not_expected_to_open():
-    dealer = dealer_at([100.0], run=8, passing=10.0)
-    assert dealer.has_choice
-    dealer.close(NODE)
-    assert dealer.has_choice
-    assert dealer.deal(100).rows == 2
-    dealer.close(NODE, is_expected=False)
-    assert not dealer.has_choice
-    assert dealer.deal(100).rows == 8
-    dealer.close(NODE)
-    assert dealer.has_choice, "a loop went on for longer than it seemed"
-    dealer.open(NODE)
-    assert dealer.has_choice
+    request_source = source_at([100.0], run=8, passing=10.0)
+    assert request_source.has_choice
+    request_source.close(NODE)
+    assert request_source.has_choice
+    assert request_source.next_request(100).rows == 2
+    request_source.close(NODE, is_expected=False)
+    assert not request_source.has_choice
+    assert request_source.next_request(100).rows == 8
+    request_source.close(NODE)
+    assert request_source.has_choice, "a loop went on for longer than it seemed"
+    request_source.open(NODE)
+    assert request_source.has_choice
 
 
 def test_a_way_whose_runs_are_filled_up_gets_whole_runs_even_while_another_is_closed():
     """A trainer that runs eager torch with so many rows, whatever a request has: 8 of 32 would take as long as all."""
     now = [0.0]
-    dealer = dealer_at(now, run=32)
-    dealer.close(NODE)
-    assert dealer.deal(100).rows == 32
-    assert dealer.deal(20).rows == 20
-    dealer.open(NODE)
+    request_source = source_at(now, run=32)
+    request_source.close(NODE)
+    assert request_source.next_request(100).rows == 32
+    assert request_source.next_request(20).rows == 20
+    request_source.open(NODE)
     for _ in range(200):
         now[0] += 0.01
-        deal = dealer.deal(1000)
-        assert deal.rows == 32 or deal.route == NODE
-        dealer.finish_rows(deal.route, deal.rows)
+        following = request_source.next_request(1000)
+        assert following.rows == 32 or following.route == NODE
+        request_source.finish_rows(following.route, following.rows)
 
 
 def test_a_way_that_begins_again_is_believed_as_at_first():
     world = World({NODE: 60, TRAINER: 2}, {NODE: 60, TRAINER: 60})
     world.run(400)
     world.rates[TRAINER] = 60
-    world.dealer.begin_again(TRAINER)
+    world.request_source.begin_again(TRAINER)
     begun = world.now
     world.run(3000)
     assert world.share(TRAINER, after=begun) == pytest.approx(0.5, abs=0.05)
@@ -229,43 +231,45 @@ def test_a_way_that_begins_again_is_believed_as_at_first():
 
 def test_rows_that_come_no_more_do_not_count_as_waiting():
     now = [0.0]
-    dealer = ShortestWait(
+    request_source = ShortestWait(
         {NODE: 1, TRAINER: 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=lambda: now[0]
     )
-    both = [dealer.deal(100).route, dealer.deal(100).route]
+    both = [request_source.next_request(100).route, request_source.next_request(100).route]
     assert set(both) == {NODE, TRAINER}
     for route in both:
         now[0] += 1
-        dealer.finish_rows(route, 8)
-    dealer.deal(100), dealer.deal(100)
-    dealer.drop_rows(NODE, 8)
-    assert dealer.deal(100).route == NODE
+        request_source.finish_rows(route, 8)
+    request_source.next_request(100), request_source.next_request(100)
+    request_source.drop_rows(NODE, 8)
+    assert request_source.next_request(100).route == NODE
     now[0] = 100.0  # nothing was heard of either: what was asked for was lost, and both are free
-    assert {dealer.deal(100).route, dealer.deal(100).route} == {NODE, TRAINER}
+    assert {request_source.next_request(100).route, request_source.next_request(100).route} == {NODE, TRAINER}
 
 
 def test_the_shares_are_what_is_believed_before_anything_was_dealt():
-    dealer = ShortestWait({NODE: 3, TRAINER: 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=float)
-    assert dealer.shares == {NODE: 0.75, TRAINER: 0.25}
-    assert dealer.takes([NODE, TRAINER])
-    assert not dealer.takes([NODE, Route(3)])
+    request_source = ShortestWait(
+        {NODE: 3, TRAINER: 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=float
+    )
+    assert request_source.shares == {NODE: 0.75, TRAINER: 0.25}
+    assert request_source.takes([NODE, TRAINER])
+    assert not request_source.takes([NODE, Route(3)])
 
 
 def test_a_way_behind_a_link_gets_a_request_before_anything_is_known():
-    dealer = ShortestWait(
+    request_source = ShortestWait(
         {NODE: 1, TRAINER: 1},
         samples_per_request=32,
         bytes_per_sample=lambda _: 1,
         clock=float,
         bound=lambda way: math.inf if way.cut else 35.0,
     )
-    assert {dealer.deal(800).route, dealer.deal(800).route} == {NODE, TRAINER}
+    assert {request_source.next_request(800).route, request_source.next_request(800).route} == {NODE, TRAINER}
 
 
 def test_requests_follow_one_another_over_a_link_while_the_one_before_is_computed():
     """A link gives 35 rows a second and a processor takes 67: one request at a time would leave both waiting."""
     now = [0.0]
-    dealer = ShortestWait(
+    request_source = ShortestWait(
         {NODE: 60, TRAINER: 60},
         samples_per_request=32,
         bytes_per_sample=lambda _: 1,
@@ -274,18 +278,20 @@ def test_requests_follow_one_another_over_a_link_while_the_one_before_is_compute
     )
     for at in (0.0, 0.95):
         now[0] = at
-        while (deal := dealer.deal(800)).route != TRAINER:
-            assert dealer.dealt < 800, "the trainer's second request is dealt when the first has crossed"
-        assert deal.rows == 32
-    assert dealer.observed_speed(TRAINER) == 0, "nothing was computed by then"
+        while (following := request_source.next_request(800)).route != TRAINER:
+            assert request_source.assigned_samples < 800, (
+                "the trainer's second request is dealt when the first has crossed"
+            )
+        assert following.rows == 32
+    assert request_source.observed_speed(TRAINER) == 0, "nothing was computed by then"
 
 
 def routes_of(sides, rows=400):
-    return {sides.deal(rows).route for _ in range(rows // REQUEST)}
+    return {sides.next_request(rows).route for _ in range(rows // REQUEST)}
 
 
 def test_a_loop_that_hardly_waits_keeps_the_trainers_processor():
-    sides = BothSides(World({NODE: 1, TRAINER: 1}, {NODE: 1, TRAINER: 1}).dealer)
+    sides = BothSides(World({NODE: 1, TRAINER: 1}, {NODE: 1, TRAINER: 1}).request_source)
     sides.on_event(EpochStarted(epoch=0, samples=100), 0.0)
     for batch in range(20):
         sides.on_event(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.01), float(batch))
@@ -301,7 +307,7 @@ def test_a_trainer_no_faster_than_the_node_leaves_frozen_work_to_it(node, routes
     """Eight rows take the loop 0.4 s, and it waits for them as long, since it was given the other work too."""
     world = World({NODE: node, TRAINER: 100}, {NODE: 1, TRAINER: 1})
     world.run(200)
-    sides = BothSides(world.dealer)
+    sides = BothSides(world.request_source)
     sides.on_event(EpochStarted(epoch=0, samples=100), 0.0)
     for batch in range(3):
         sides.on_event(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=0.4), 0.8 * batch)

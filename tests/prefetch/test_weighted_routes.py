@@ -23,10 +23,10 @@ def mixer(shares, per_request=8):
 def dealt(one, count):
     found = dict.fromkeys(ROUTES, 0)
     while count:
-        deal = one.deal(count)
-        assert 1 <= deal.rows <= count
-        found[deal.route] += deal.rows
-        count -= deal.rows
+        following = one.next_request(count)
+        assert 1 <= following.rows <= count
+        found[following.route] += following.rows
+        count -= following.rows
     return found
 
 
@@ -48,13 +48,13 @@ def test_a_change_counts_from_now_on_and_owes_nothing_for_the_past():
     assert dealt(one, 800)[ROUTES[0]] == 800
     one.change({ROUTES[0]: 0.5, ROUTES[1]: 0.5})
     assert dealt(one, 800) == {ROUTES[0]: 400, ROUTES[1]: 400, ROUTES[2]: 0, ROUTES[3]: 0}
-    assert one.dealt == 1600
+    assert one.assigned_samples == 1600
 
 
 def test_probes_with_a_single_request_and_changes_no_shares():
     one = mixer({ROUTES[1]: 1.0})
     one.probe(ROUTES[0], 3)
-    first, second = one.deal(100), one.deal(97)
+    first, second = one.next_request(100), one.next_request(97)
     assert (first.route, first.rows) == (ROUTES[0], 3)
     assert (second.route, second.rows) == (ROUTES[1], 8)
 

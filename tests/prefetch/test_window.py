@@ -36,14 +36,25 @@ def table(count):
 
 
 def window(
-    count=40, *, per_request=4, row_bytes=ROW_BYTES, jitter=float, has_choice=lambda: True, dealer=None, **settings
+    count=40,
+    *,
+    per_request=4,
+    row_bytes=ROW_BYTES,
+    jitter=float,
+    has_choice=lambda: True,
+    request_source=None,
+    **settings,
 ):
     chosen = LoaderSettings(samples_per_request=per_request, **settings)
     everything = np.arange(count)
-    dealer = dealer or one_way(per_request, row_bytes)
-    asked = plan_requests(table(count), everything, everything, dealer)
+    request_source = request_source or one_way(per_request, row_bytes)
+    asked = plan_requests(table(count), everything, everything, request_source)
     return Window(
-        asked, chosen, jitter=jitter, has_choice=has_choice, deal_again=lambda request: deal_again(request, dealer)
+        asked,
+        chosen,
+        jitter=jitter,
+        has_choice=has_choice,
+        deal_again=lambda request: deal_again(request, request_source),
     )
 
 
@@ -481,25 +492,25 @@ def test_as_long_as_no_pace_is_known_what_is_under_way_counts_with_what_waits():
 def test_a_request_that_is_held_takes_the_way_that_opened_meanwhile():
     """It must not keep those behind it from a node that became ready while a slow trainer had seconds of work."""
     now = [0.0]
-    dealer = ShortestWait(
+    request_source = ShortestWait(
         {NODE: 1.0, TRAINER: 1.0},
         samples_per_request=4,
         bytes_per_sample=lambda route: ROW_BYTES,
         clock=lambda: now[0],
     )
-    dealer.close(NODE)
-    held, computing = window(400, requests_in_flight=1, dealer=dealer), []
+    request_source.close(NODE)
+    held, computing = window(400, requests_in_flight=1, request_source=request_source), []
     while asks := held.asks(now[0]):
         for ask in asks:
             held.mark_received(ask, now[0])
         computing += asks
     assert {ask.route for ask in computing} == {TRAINER}
-    dealt = dealer.dealt
+    dealt = request_source.assigned_samples
     now[0] = 0.5
     assert not held.asks(now[0])
     assert held.next_wakeup() is not None
-    assert dealer.dealt == dealt, "what is dealt again is dealt once"
-    dealer.open(NODE)
+    assert request_source.assigned_samples == dealt, "what is dealt again is dealt once"
+    request_source.open(NODE)
     assert [ask.route for ask in held.asks(now[0])] == [NODE]
 
 

@@ -13,7 +13,7 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.models import freeze
 from frostline.node.process import start_node
 from frostline.stores.open import open_store
-from frostline.stores.protocols import LABELS, Place
+from frostline.stores.protocols import LABELS, ByteRange
 from support.cassandra import KEYSPACE, cassandra, why_no_cassandra
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
@@ -52,7 +52,7 @@ def test_a_replica_that_answers_late_doubles_no_read(ring):
     """Its reads are asked of the other replica too, and then both answer."""
     store = open_store(f"cql://{ring.place}/{KEYSPACE}/waste?protocol=3")
     rows = [entry.object for entry in store.list() if entry.object != LABELS]
-    places = [Place(name, 0, 1) for name in rows] * (READS // len(rows))
+    places = [ByteRange(name, 0, 1) for name in rows] * (READS // len(rows))
     late = ring.processes[ring.hosts[1]]
     late.send_signal(signal.SIGSTOP)
     goes_on = threading.Timer(3.0, late.send_signal, [signal.SIGCONT])
@@ -71,7 +71,7 @@ def test_a_replica_that_is_killed_costs_no_sample_and_doubles_none(ring, folder,
     contents = dict(zip(data.samples.objects, (wanted[name] for name in data.names), strict=True))
     store = open_store(url)
     names = [*contents] * (READS // len(contents))
-    reads = store.read_many([Place(name, 0, len(contents[name])) for name in names], maximum=256)
+    reads = store.read_many([ByteRange(name, 0, len(contents[name])) for name in names], maximum=256)
     seen = [next(reads) for _ in range(READS // 4)]
 
     came = epochs(url, data, preprocess=tiny_preprocess(flip=True), kill=lambda: ring.kill(ring.hosts[1]))

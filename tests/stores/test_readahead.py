@@ -14,7 +14,7 @@ import pytest
 from frostline.core.errors import ObjectNotFound, StoreUnavailable
 from frostline.node.memory import Pool
 from frostline.stores.open import open_store
-from frostline.stores.protocols import Place
+from frostline.stores.protocols import ByteRange
 from frostline.stores.readahead import ReadAhead, ReadAheadQueue, SecondReads
 from frostline.stores.reads import BatchedReads
 from frostline.stores.retry import HedgedReads, Wrapped
@@ -84,7 +84,7 @@ def line(threads, room=None, maximum=32):
 
 
 def places(count):
-    return [Place("x", number, 2) for number in range(count)]
+    return [ByteRange("x", number, 2) for number in range(count)]
 
 
 def test_as_many_reads_are_under_way_as_there_are_threads(memory, threads):
@@ -116,14 +116,14 @@ def test_no_more_is_read_than_there_is_room_for_and_all_of_it_is_given_back(memo
 def test_reads_unannounced_and_repeated_ranges_alone(memory, threads):
     with closing(ReadAhead(memory, line(threads))) as ahead:
         ahead.expect(places(2))
-        for place in (*places(2), *places(2), Place("x", 9, 5), Place("x", 9, 0)):
+        for place in (*places(2), *places(2), ByteRange("x", 9, 5), ByteRange("x", 9, 0)):
             assert bytes(ahead.read(*place)) == DATA[place.offset : place.offset + place.length]
 
 
 @pytest.mark.parametrize("wrapped", [Wrapped, Many])
 def test_reports_a_fault_for_its_own_range_alone(memory, threads, wrapped):
     with closing(ReadAhead(wrapped(memory), line(threads))) as ahead:
-        ahead.expect([*places(2), Place("y", 0, 1)])
+        ahead.expect([*places(2), ByteRange("y", 0, 1)])
         with pytest.raises(ObjectNotFound):
             ahead.read("y", 0, 1)
         assert bytes(ahead.read("x", 1, 2)) == DATA[1:3]
@@ -221,7 +221,7 @@ def test_requests_begin_in_the_order_in_which_they_came(memory):
 def test_a_place_larger_than_all_room_holds_no_other_up(memory, threads):
     room = Pool(4)
     with closing(ReadAhead(memory, ReadAheadQueue(room.take, threads, maximum=4, max_bytes=4))) as ahead:
-        ahead.expect([Place("x", 0, 5), *places(2)])
+        ahead.expect([ByteRange("x", 0, 5), *places(2)])
         assert bytes(ahead.read(*places(2)[1])) == DATA[1:3]
         assert room.statistics().peak_bytes > 0, "those after it were begun"
         assert bytes(ahead.read("x", 0, 5)) == DATA[:5]

@@ -11,7 +11,7 @@ import frostline as fl
 from frostline.core.errors import ObjectNotFound, StoreUnavailable
 from frostline.datasets.copy.repack import repack
 from frostline.stores.open import open_store
-from frostline.stores.protocols import Place
+from frostline.stores.protocols import ByteRange
 from frostline.stores.reads import SharedReads
 from frostline.testing.formats import Example
 from support import formats
@@ -45,7 +45,7 @@ class Piece:
 
 
 places = st.lists(
-    st.builds(Place, st.sampled_from("ab"), st.integers(0, 1050), st.integers(0, 40)), max_size=40, unique=True
+    st.builds(ByteRange, st.sampled_from("ab"), st.integers(0, 1050), st.integers(0, 40)), max_size=40, unique=True
 )
 
 
@@ -68,7 +68,7 @@ def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(aske
 
 
 def test_reads_neighbours_by_one_request_and_releases_taken_bytes():
-    asked = [Place("a", start, 10) for start in range(0, 1000, 10)]
+    asked = [ByteRange("a", start, 10) for start in range(0, 1000, 10)]
     store, memory = Bytes(), Memory(1000)
     together = SharedReads(store, asked, memory.take, max_bytes=250)
     assert together.joins
@@ -81,7 +81,7 @@ def test_reads_neighbours_by_one_request_and_releases_taken_bytes():
 
 def test_reads_single_and_unannounced_ranges_alone():
     store = Bytes()
-    together = SharedReads(store, [Place("a", 0, 10), Place("b", 0, 10)], Memory(1000).take)
+    together = SharedReads(store, [ByteRange("a", 0, 10), ByteRange("b", 0, 10)], Memory(1000).take)
     assert not together.joins
     for place in (("a", 0, 10), ("b", 0, 10), ("b", 500, 7)):
         together.read_version(*place)
@@ -89,7 +89,7 @@ def test_reads_single_and_unannounced_ranges_alone():
 
 
 def test_without_room_each_is_read_by_itself():
-    asked = [Place("a", start, 10) for start in range(0, 100, 10)]
+    asked = [ByteRange("a", start, 10) for start in range(0, 100, 10)]
     store = Bytes()
     together = SharedReads(store, asked, lambda nbytes: None)
     for place in asked:
@@ -98,7 +98,7 @@ def test_without_room_each_is_read_by_itself():
 
 
 def test_an_object_cut_short_loses_only_the_samples_behind_its_end():
-    asked = [Place("a", start, 10) for start in range(960, 1040, 10)]
+    asked = [ByteRange("a", start, 10) for start in range(960, 1040, 10)]
     together = SharedReads(Bytes(), asked, Memory(1000).take)
     assert [found(together, place) is None for place in asked] == [False] * 4 + [True] * 4
 
@@ -112,7 +112,7 @@ def test_starts_the_next_read_while_waiting_for_a_joined_one():
             assert go_on.wait(60)
             return super().read_version(object, offset, length)
 
-    asked = [Place("a", start, 50) for start in range(0, 200, 50)]
+    asked = [ByteRange("a", start, 50) for start in range(0, 200, 50)]
     store = Slow()
     together = SharedReads(store, asked, Memory(1000).take, max_bytes=100)
     with ThreadPoolExecutor(2) as threads:
@@ -128,7 +128,7 @@ def test_a_store_that_fails_tells_all_who_wait():
         def read_version(self, object, offset, length):
             raise StoreUnavailable("no answer")
 
-    asked = [Place("a", start, 50) for start in range(0, 200, 50)]
+    asked = [ByteRange("a", start, 50) for start in range(0, 200, 50)]
     memory = Memory(1000)
     together = SharedReads(Failing(), asked, memory.take)
     for place in asked:

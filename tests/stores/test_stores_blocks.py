@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from frostline.core.errors import ObjectNotFound, StoreUnavailable
 from frostline.node.memory import Pool
-from frostline.stores.protocols import Place
+from frostline.stores.protocols import ByteRange
 from frostline.stores.readahead import BlockReads
 from support.asked import Bytes
 
 places = st.lists(
-    st.builds(Place, st.sampled_from("ab"), st.integers(0, 1050), st.integers(0, 40)), max_size=40, unique=True
+    st.builds(ByteRange, st.sampled_from("ab"), st.integers(0, 1050), st.integers(0, 40)), max_size=40, unique=True
 )
 
 
@@ -48,7 +48,7 @@ def test_each_place_gives_what_it_gives_by_itself_and_all_memory_comes_back(aske
 
 def test_reads_a_block_by_one_request_and_releases_its_samples_singly():
     pool, room = room_of(100_000)
-    asked = [Place("a", start, 10) for start in range(0, 1000, 10)]
+    asked = [ByteRange("a", start, 10) for start in range(0, 1000, 10)]
     store = Bytes()
     with ThreadPoolExecutor(1) as waiting:
         reads = BlockReads(store, waiting, room)
@@ -80,7 +80,7 @@ class Later(Executor):
 
 
 def test_no_more_begins_than_may_and_than_there_is_room_for():
-    asked = [Place("a", start, 100) for start in range(0, 800_000, 100_000)]
+    asked = [ByteRange("a", start, 100) for start in range(0, 800_000, 100_000)]
     for may, nbytes, begun in ((0, 10_000, 0), (1, 10_000, 1), (8, 10_000, 8), (8, 250, 2)):
         pool, room = room_of(nbytes)
         store, threads = Bytes(1 << 20), Later()
@@ -94,7 +94,7 @@ def test_no_more_begins_than_may_and_than_there_is_room_for():
 
 
 def test_taking_a_batch_frees_memory_for_the_next():
-    asked = [Place("a", start, 100) for start in range(0, 800_000, 100_000)]
+    asked = [ByteRange("a", start, 100) for start in range(0, 800_000, 100_000)]
     store, threads = Bytes(1 << 20), Later()
     reads = BlockReads(store, threads, room_of(250)[1])
     reads.expect(asked)
@@ -107,7 +107,7 @@ def test_taking_a_batch_frees_memory_for_the_next():
 
 
 def test_starts_an_unbegun_read_or_reads_alone_without_memory():
-    asked = [Place("a", start, 10) for start in range(0, 40, 10)]
+    asked = [ByteRange("a", start, 10) for start in range(0, 40, 10)]
     for nbytes, made in ((1000, [("a", 0, 40)]), (20, asked)):
         store = Bytes()
         with ThreadPoolExecutor(1) as waiting:
@@ -120,7 +120,7 @@ def test_starts_an_unbegun_read_or_reads_alone_without_memory():
 
 def test_releases_forgotten_ranges_and_reads_them_alone():
     pool, room = room_of(1000)
-    asked = [Place("a", start, 10) for start in range(0, 40, 10)]
+    asked = [ByteRange("a", start, 10) for start in range(0, 40, 10)]
     store = Bytes()
     with ThreadPoolExecutor(1) as waiting:
         reads = BlockReads(store, waiting, room)
@@ -143,7 +143,7 @@ def test_a_store_that_fails_tells_who_waits_and_each_is_read_alone_afterwards():
             return super().read_version(object, offset, length)
 
     pool, room = room_of(1000)
-    asked = [Place("a", start, 50) for start in range(0, 200, 50)]
+    asked = [ByteRange("a", start, 50) for start in range(0, 200, 50)]
     store = Failing()
     with ThreadPoolExecutor(1) as waiting:
         reads = BlockReads(store, waiting, room)
@@ -165,7 +165,7 @@ def test_several_who_ask_for_samples_of_a_block_share_its_request():
             assert go_on.wait(60)
             return super().read_version(object, offset, length)
 
-    asked = [Place("a", start, 50) for start in range(0, 200, 50)]
+    asked = [ByteRange("a", start, 50) for start in range(0, 200, 50)]
     store = Slow()
     with ThreadPoolExecutor(1) as waiting, ThreadPoolExecutor(4) as threads:
         reads = BlockReads(store, waiting, room_of(1000)[1])

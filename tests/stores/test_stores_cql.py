@@ -22,16 +22,16 @@ from frostline.core.errors import (
 from frostline.stores.cql import session as cql_session
 from frostline.stores.cql.access import CqlAccess
 from frostline.stores.open import open_store
-from frostline.stores.protocols import LABELS, Place, StoreLimits, Tabular
+from frostline.stores.protocols import LABELS, ByteRange, StoreLimits, Tabular
 from frostline.testing.stores import (
     AccessRefusalTests,
     ListingTests,
     ManyReadingTests,
     MissingRootTests,
+    PicklingTests,
     ReadingTests,
     SharingTests,
     Staged,
-    TravellingTests,
     VersionTests,
     WritingTests,
 )
@@ -86,7 +86,7 @@ class TestACqlStore(
     ListingTests,
     WritingTests,
     SharingTests,
-    TravellingTests,
+    PicklingTests,
     AccessRefusalTests,
     MissingRootTests,
 ):
@@ -117,7 +117,7 @@ def test_a_server_that_hangs_is_waited_for_no_longer_than_the_caller_says(tables
         stop(server.pid)
         with pytest.raises(StoreUnavailable):
             store.read("x", 0, 10)
-        ((_, found),) = store.read_many([Place("x", 0, 10)])
+        ((_, found),) = store.read_many([ByteRange("x", 0, 10)])
         assert isinstance(found, StoreUnavailable)
     finally:
         server.send_signal(signal.SIGCONT)
@@ -173,7 +173,7 @@ def test_many_reads_are_under_way_at_once_and_each_comes_once(empty):
     keys = {str(uuid.uuid4()): number for number in range(1500)}
     for key, number in list(keys.items())[::10]:
         empty.write(key, bytes([number % 251]) * 50)
-    places = [Place(key, 10, 20) for key in keys]
+    places = [ByteRange(key, 10, 20) for key in keys]
     assert isinstance(empty, Tabular)
     got = list(empty.read_many(places))
     assert sorted(index for index, _ in got) == list(range(1500))
@@ -187,7 +187,7 @@ def test_many_reads_are_under_way_at_once_and_each_comes_once(empty):
 def test_abandoned_reads_delay_no_others(empty):
     key = str(uuid.uuid4())
     empty.write(key, b"x" * 1000)
-    reads = empty.read_many([Place(key, 0, 1000)] * 500, maximum=4)
+    reads = empty.read_many([ByteRange(key, 0, 1000)] * 500, maximum=4)
     assert len(next(reads)[1][0]) == 1000
     reads.close()
     assert bytes(empty.read(key, 0, 1)) == b"x"

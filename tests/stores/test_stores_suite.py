@@ -10,13 +10,13 @@ from frostline.testing.stores import (
     AccessRefusalTests,
     ListingTests,
     MissingRootTests,
+    PicklingTests,
     PruningTests,
     ReadingTests,
     ReadOnlyTests,
     SectionTests,
     SharingTests,
     Staged,
-    TravellingTests,
     VersionTests,
     WritingTests,
 )
@@ -37,7 +37,7 @@ def bucket(s3, monkeypatch):
     return "s3://stores"
 
 
-class TestFolder(Everything, TravellingTests, MissingRootTests):
+class TestFolder(Everything, PicklingTests, MissingRootTests):
     __test__ = True
 
     @pytest.fixture
@@ -61,7 +61,7 @@ class TestMemory(Everything):
         return Staged(store=store, put=store.write)
 
 
-class TestS3(Everything, TravellingTests, MissingRootTests, AccessRefusalTests):
+class TestS3(Everything, PicklingTests, MissingRootTests, AccessRefusalTests):
     __test__ = True
 
     @pytest.fixture
@@ -100,7 +100,7 @@ def google(monkeypatch):
         yield peer
 
 
-class TestGoogle(Everything, TravellingTests, MissingRootTests, AccessRefusalTests):
+class TestGoogle(Everything, PicklingTests, MissingRootTests, AccessRefusalTests):
     """Against a peer that was written by hand: no server of Google's kind can be run here."""
 
     __test__ = True
@@ -120,7 +120,7 @@ class TestGoogle(Everything, TravellingTests, MissingRootTests, AccessRefusalTes
         return open_store("gs://photos")
 
 
-class TestAzure(Everything, TravellingTests, MissingRootTests, AccessRefusalTests):
+class TestAzure(Everything, PicklingTests, MissingRootTests, AccessRefusalTests):
     __test__ = True
 
     @pytest.fixture(autouse=True)
@@ -144,7 +144,7 @@ class TestAzure(Everything, TravellingTests, MissingRootTests, AccessRefusalTest
         return open_store("az://stores")
 
 
-class TestWeb(ReadingTests, VersionTests, SharingTests, TravellingTests, ReadOnlyTests):
+class TestWeb(ReadingTests, VersionTests, SharingTests, PicklingTests, ReadOnlyTests):
     """A real web server that lists nothing."""
 
     __test__ = True

@@ -13,7 +13,7 @@ from frostline.core.errors import ObjectNotFound, StoreThrottled, StoreUnavailab
 from frostline.core.request_timing import TokenBucket
 from frostline.stores.cloud import cloud_store
 from frostline.stores.open import open_store
-from frostline.stores.protocols import Place
+from frostline.stores.protocols import ByteRange
 from frostline.stores.reads import BatchedReads
 from frostline.stores.retry import Retrying, Wrapped
 from frostline.stores.urls import parse_url
@@ -261,7 +261,7 @@ def test_joined_reads_give_what_single_ones_give(asked, gap, max_bytes, maximum)
         store.write(name, bytes(range(ord(name), ord(name) + 100)))
     counted = ProgressMade(store)
     joined = BatchedReads(counted, max_gap_bytes=gap, max_bytes=max_bytes)
-    found = dict(joined.read_many([Place(*request) for request in asked], maximum=maximum))
+    found = dict(joined.read_many([ByteRange(*request) for request in asked], maximum=maximum))
     assert sorted(found) == list(range(len(asked)))
     for row, request in enumerate(asked):
         try:
@@ -276,5 +276,5 @@ def test_neighbours_are_read_by_one_request():
     store = ProgressMade(memory())
     store.write("x", bytes(10_000))
     joined = BatchedReads(store, max_gap_bytes=10, max_bytes=5000)
-    list(joined.read_many([Place("x", start, 95) for start in range(0, 10_000, 100)]))
+    list(joined.read_many([ByteRange("x", start, 95) for start in range(0, 10_000, 100)]))
     assert store.reads == [("x", 0, 4995), ("x", 5000, 4995)]

@@ -10,7 +10,7 @@ import pytest
 from frostline.core.errors import SettingError
 from frostline.stores import disk_tier as module
 from frostline.stores.disk_tier import LocalTier, tier_name
-from frostline.stores.protocols import Place
+from frostline.stores.protocols import ByteRange
 
 HOUR_S = 3600.0
 
@@ -26,7 +26,7 @@ class Clock:
 
 
 def name_of(number, version="v"):
-    return tier_name("s3://photos", Place(f"{number}.jpg", 0, 100), version)
+    return tier_name("s3://photos", ByteRange(f"{number}.jpg", 0, 100), version)
 
 
 def held(folder):
@@ -39,7 +39,7 @@ def test_finds_kept_rows_by_their_key_alone(tmp_path):
     for item in (tier, LocalTier(tmp_path / "a" / "tier", budget_bytes=10_000)):
         assert item.has(name_of(1))
         assert bytes(item.get(name_of(1), 100)) == b"x" * 100
-        for other in (name_of(2), name_of(1, "w"), tier_name("s3://others", Place("1.jpg", 0, 100), "v")):
+        for other in (name_of(2), name_of(1, "w"), tier_name("s3://others", ByteRange("1.jpg", 0, 100), "v")):
             assert not item.has(other)
             assert item.get(other, 100) is None
     found = tier.statistics()
@@ -159,12 +159,13 @@ def test_reports_an_unusable_location(tmp_path):
 KILLED = """
 import sys
 from pathlib import Path
-from frostline.stores.protocols import Place
+from frostline.stores.protocols import ByteRange
 from frostline.stores.disk_tier import LocalTier, tier_name
 
 tier = LocalTier(Path(sys.argv[1]), budget_bytes=1 << 22)
 for number in range(1 << 30):
-    tier.put(tier_name("s3://photos", Place(f"{number % 500}.jpg", 0, 100), "v"), bytes([number % 500 % 256]) * 4000)
+    whole = ByteRange(f"{number % 500}.jpg", 0, 100)
+    tier.put(tier_name("s3://photos", whole, "v"), bytes([number % 500 % 256]) * 4000)
     if number == 100:
         print("under way", flush=True)
 """

@@ -13,7 +13,7 @@ from frostline.node import Node
 from frostline.node.resources import RequestOpener
 from frostline.stores.local import FolderStore
 from frostline.stores.urls import parse_url
-from frostline.wire.messages import TRAVELLING
+from frostline.wire.messages import STATUS_OF_ERROR
 from support.nodes import served
 
 REFUSALS = {
@@ -31,7 +31,7 @@ REFUSALS = {
 
 ERRORS = {
     kind.__name__: (status, "application/json", {"error": kind.__name__, "message": "no", "retry_after_s": 1.0})
-    for kind, status in TRAVELLING.items()
+    for kind, status in STATUS_OF_ERROR.items()
 }
 """Every error that a node may answer with, by its name, to whatever it is asked."""
 

@@ -49,7 +49,7 @@ def test_more_of_anything_is_never_slower_beyond_the_noise(what_if):
 def test_shows_assumed_figures_beside_measured_ones():
     what_if = WhatIf(bandwidth=125e6, store_speed=0.5, trainer_speed=2, nodes=4, epochs=1)
     assert ask(a_situation(), Question(what_if=what_if)).what_if == (
-        "a link of 125 MB/s, measured were 5.00 MB/s",
+        "a link of 125 MB/s instead of 5.00 MB/s",
         "a store side 0.5 times as fast",
         "a trainer 2 times as fast",
         "4 nodes",
@@ -82,7 +82,7 @@ def test_an_answer_is_plain_json():
     question = Question(policy=ALL_POLICIES, what_if=WhatIf(bandwidth=1e6))
     value = json.loads(json.dumps(ask(a_situation(), question).to_json(), allow_nan=False))
     assert value["asked"] == ASKED
-    assert value["what_if"] == ["a link of 1.00 MB/s, measured were 5.00 MB/s"]
+    assert value["what_if"] == ["a link of 1.00 MB/s instead of 5.00 MB/s"]
     assert value["as_measured"]["relative"] > 1
     assert [item["policy"] for item in value["rules"]] == list(POLICIES)
     assert value["candidates"]

@@ -83,7 +83,7 @@ def test_the_page_says_mixture_bottleneck_prices_and_reasons():
 
 
 def test_a_question_s_answer_is_on_the_page(page):
-    for words in (*POLICIES, "a link of 125 MB/s, measured were 5.00 MB/s", "2 nodes", "10 epochs"):
+    for words in (*POLICIES, "a link of 125 MB/s instead of 5.00 MB/s", "2 nodes", "10 epochs"):
         assert words in page
 
 

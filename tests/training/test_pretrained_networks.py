@@ -119,3 +119,13 @@ def test_a_missing_package_is_named_with_the_line_that_installs_it():
         import_package("no_such_package", "timmm")
     with pytest.raises(ModelError, match=r"needs frostline\[demo\], .*: pip install 'frostline\[demo\]'$"):
         import_package("no_such_package", "frostline[demo]")
+
+
+def test_a_torchvision_of_another_pytorch_is_named_and_not_what_imports_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, error in (("uses_vision", "operator torchvision::nms does not exist"), ("uses_none", "no symbol")):
+        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError({error!r})")
+    with pytest.raises(ModelError, match=r"needs timm, .*nms.*: install the torchvision that belongs to this PyTorch$"):
+        import_package("uses_vision", "timm")
+    with pytest.raises(ModelError, match=r"needs timm, .*: install the timm that belongs to this PyTorch$"):
+        import_package("uses_none", "timm")

@@ -184,7 +184,7 @@ def test_a_schedule_goes_on_from_a_checkpoint_with_the_same_bits():
 
 
 @pytest.mark.parametrize("epoch", [1, 2, 3])
-def test_a_thawing_head_resumes_between_epochs_also_where_it_thaws(epoch):
+def test_a_head_resumes_between_epochs_also_where_layers_are_unfrozen(epoch):
     recipe, (features, labels) = Recipe(epochs=4, schedule="linear", warm_up=3), few_digits()
 
     def a_run(record, **how):
@@ -194,11 +194,11 @@ def test_a_thawing_head_resumes_between_epochs_also_where_it_thaws(epoch):
         head[2].requires_grad_(False)
         left = {1: head[2], 2: head[0]}
 
-        def thaw(epoch):
+        def unfreeze(epoch):
             due = [left.pop(place).requires_grad_(True) for place in sorted(left) if place <= epoch]
             return UnfrozenHead(head=head, added=[list(layer.parameters()) for layer in due]) if due else None
 
-        return a_loop(recipe, record, features=features, labels=labels, head=head, thaw=thaw, **how)[0], head
+        return a_loop(recipe, record, features=features, labels=labels, head=head, unfreeze=unfreeze, **how)[0], head
 
     whole, checkpointer = Record(ignore), Keeps(epoch)
     loop, first = a_run(whole, checkpointer=checkpointer)
@@ -221,7 +221,7 @@ def test_patience_ends_epochs_that_were_asked_for_and_keeps_the_best_head():
 
 
 @pytest.mark.parametrize("breaks_off_after", [None, 2, 3])
-def test_the_best_head_of_before_a_thaw_comes_back_whole(breaks_off_after):
+def test_the_best_head_of_before_layers_are_unfrozen_comes_back_whole(breaks_off_after):
     recipe, (features, labels) = Recipe(epochs=9, learning_rate=0.01, patience=2), few_digits()
     begun = {}
 
@@ -232,7 +232,7 @@ def test_the_best_head_of_before_a_thaw_comes_back_whole(breaks_off_after):
         begun.update({name: tensor.clone() for name, tensor in head.state_dict().items()})
         left = [head[:2]]
 
-        def thaw(epoch):
+        def unfreeze(epoch):
             if epoch < 2 or not left:
                 return None
             layers = left.pop().requires_grad_(True).train()
@@ -240,7 +240,9 @@ def test_the_best_head_of_before_a_thaw_comes_back_whole(breaks_off_after):
                 head[2].weight.mul_(-50)  # so that no score from here on is better than those before
             return UnfrozenHead(head=head, added=[list(layers.parameters())])
 
-        return a_loop(recipe, record, features=features, labels=labels, head=head, thaw=thaw, last_thaw=2, **how), head
+        return a_loop(
+            recipe, record, features=features, labels=labels, head=head, unfreeze=unfreeze, last_unfreeze=2, **how
+        ), head
 
     record, checkpointer = Record(ignore), Keeps(breaks_off_after)
     (loop, *_), head = a_run(record, checkpointer=checkpointer)

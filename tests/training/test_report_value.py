@@ -32,6 +32,7 @@ def test_a_loss_that_is_not_finite_becomes_null():
 def test_the_ratio_is_how_many_times_fewer_bytes_crossed():
     assert a_report(wire_bytes=10, baseline_wire_bytes=460).bytes_ratio == 46
     assert a_report(wire_bytes=0).bytes_ratio is None
+    assert a_report(wire_bytes=405_000, baseline_wire_bytes=0).bytes_ratio is None, "a run that made no step"
 
 
 def test_the_share_of_stalls_is_of_the_time_after_set_up():

@@ -4,7 +4,7 @@ import pytest
 
 from frostline.core import errors
 from frostline.core.errors import FrostlineError, Overloaded, Refused, StoreError, Unavailable
-from frostline.wire.messages import TRAVELLING, error_from_answer, error_to_json, retry_after, status_of
+from frostline.wire.messages import STATUS_OF_ERROR, error_from_answer, error_to_json, retry_after, status_of
 
 pytestmark = pytest.mark.promise("data")
 
@@ -19,7 +19,7 @@ def made(kind):
 
 
 def test_every_error_that_may_travel_is_in_the_table():
-    assert set(family(Refused, Unavailable, StoreError)) == set(TRAVELLING)
+    assert set(family(Refused, Unavailable, StoreError)) == set(STATUS_OF_ERROR)
 
 
 @pytest.mark.parametrize("kind", family(Refused, Unavailable, StoreError))

@@ -24,8 +24,8 @@ __all__ = (
     "Aged",
     "ObjectIndex",
     "PackedObject",
-    "Place",
     "Row",
+    "RowLocation",
     "WriteBuffer",
     "keys_of",
     "mark_of",
@@ -205,7 +205,7 @@ class _PendingRows:
 # What a row takes at most, just after the arrays doubled: four places of an id and a slot, two of where it lies.
 _BYTES_PER_ROW = 96
 
-Place = tuple[PackedObject, int]
+RowLocation = tuple[PackedObject, int]
 """An object, and which of its rows."""
 
 # More than jobs use at a time.
@@ -264,7 +264,7 @@ class ObjectIndex:
         while len(self._indexes) > _MAX_SCOPES:
             self._indexes.popitem(last=False)
 
-    def find(self, scope: bytes, keys: Sequence[bytes]) -> list[Place | None]:
+    def find(self, scope: bytes, keys: Sequence[bytes]) -> list[RowLocation | None]:
         """Where each row lies, None where nobody knows."""
         index = self._indexes.get(scope)
         if index is None:
@@ -304,7 +304,7 @@ class _ScopeIndex:
         lost = new | (self._where[slots, 0] == _NOWHERE)
         self._where[slots[lost]] = np.stack([np.full(int(lost.sum()), number), firsts[lost]], axis=1)
 
-    def find(self, keys: Sequence[bytes]) -> list[Place | None]:
+    def find(self, keys: Sequence[bytes]) -> list[RowLocation | None]:
         slots = self._index.find(_ids(keys))
         there = slots >= 0
         where = np.full((len(keys), 2), _NOWHERE, np.int64)

@@ -42,7 +42,7 @@ _MAX_SHOWN = 10
     "--near",
     multiple=True,
     metavar="URL",
-    help="Let this node list the data; if given several times, the first that serves the data.",
+    help="Let this node list the data; if given several times, the first one that serves the data lists it.",
 )
 @where_option
 @click.option(
@@ -70,7 +70,7 @@ _MAX_SHOWN = 10
     type=click.Choice(MANIFEST_LOCATIONS),
     default=MANIFEST_LOCATIONS[0],
     show_default=True,
-    help="Where the manifest and splits of a local folder are kept: data puts them into the folder itself, so that "
+    help="Location of the manifest and splits of a local folder: data puts them into the folder itself, so that "
     "everyone who reads the data finds them; auto uses your cache folder.",
 )
 @click.option("--check", "checks", is_flag=True, help="Read every sample and report unreadable ones and duplicates.")

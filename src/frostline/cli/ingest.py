@@ -21,7 +21,7 @@ from frostline.cli.show import ProgressBar, on_ray, print_json, say
 from frostline.cli.units import BYTES
 from frostline.core.errors import SettingError
 from frostline.core.units import in_bytes, in_seconds
-from frostline.preprocess import Applied, CenterCrop, Decode, Normalize, Preprocess, Resize, efficientnet_lite, imagenet
+from frostline.preprocess import PRESETS, Applied, CenterCrop, Decode, Normalize, Preprocess, Resize
 
 if TYPE_CHECKING:
     from frostline.datasets import Dataset
@@ -31,8 +31,6 @@ __all__ = ("FORMS", "ingest")
 
 FORMS = ("ready", "original", "parquet", "webdataset", "cql")
 """Written out, because what packs them takes long to import."""
-
-_PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
 
 
 @command(epilog="Example: frostline ingest photos/ ready/ --format ready --preprocess imagenet:224")
@@ -178,7 +176,7 @@ def _ready(
     if as_json:
         print_json({**done.to_json(), "applied": applied.to_json()})
         return
-    _say(done, f"in {done.objects} objects ", f"{done.made} objects made now")
+    _say(done, f"in {_objects(done.objects)}, ", f"{_objects(done.made)} made now")
     say(f"applied: {applied}")
 
 
@@ -210,16 +208,20 @@ def _keep_encoded(
             done = repacked = repack(
                 source, destination, format, shorter_side=resize, part_bytes=object_size, **options, **shown
             )
-            where, made = f"in {repacked.objects} objects ", f"{done.made} of {repacked.parts} parts copied now"
+            where, made = f"in {_objects(repacked.objects)}, ", f"{done.made} of {repacked.parts} parts copied now"
     if as_json:
         print_json(done.to_json())
     else:
         _say(done, where, made)
 
 
+def _objects(count: int) -> str:
+    return f"{count} object{'' if count == 1 else 's'}"
+
+
 def _say(done: "CopyResult", where: str, made: str) -> None:
     say(
-        f"{done.samples} samples {where}of together {in_bytes(done.nbytes)} at {done.url}; "
+        f"{done.samples} samples {where}{in_bytes(done.nbytes)} in all, at {done.url}; "
         f"{made}, in {in_seconds(done.seconds)}; {len(done.skipped)} skipped"
     )
 
@@ -240,12 +242,12 @@ def _applied(source: "Dataset", resize: int | None, preprocess: str | None, dtyp
 
 def _declared(name: str) -> Preprocess:
     preset, _, side = name.partition(":")
-    if preset in _PRESETS and side.isdecimal():
-        return _PRESETS[preset](int(side))
+    if preset in PRESETS and side.isdecimal():
+        return PRESETS[preset](int(side))
     try:
         value = json.loads(Path(name).read_text())
     except (OSError, UnicodeDecodeError) as error:
-        presets = ", ".join(f"{preset}:SIDE" for preset in _PRESETS)
+        presets = ", ".join(f"{preset}:SIDE" for preset in PRESETS)
         raise SettingError(f"--preprocess {name}: no such file, and none of the presets {presets}") from error
     except ValueError as error:
         raise SettingError(f"--preprocess {name} is no JSON: {error}") from error

@@ -231,8 +231,8 @@ changed_option = click.option(
     type=click.Choice(CHANGED),
     default=CHANGED[0],
     show_default=True,
-    help="What happens to objects that changed after they were listed: skip leaves them out, rebuild lists again before"
-    " the first epoch, refuse stops.",
+    help="Policy for objects that changed after they were listed: skip leaves them out, rebuild lists again before the "
+    "first epoch, refuse stops.",
 )
 list_option = click.option(
     "--relist/--no-relist",
@@ -562,7 +562,7 @@ _DATA = (
         default=FLOAT32,
         show_default=True,
         metavar="exact|float32|bf16|fp16|int8|ERROR",
-        help="Largest error that inference engines and compression may cause. exact: none; float32: rounding, at most "
+        help="Error that inference engines and compression may cause at most. exact: none; float32: rounding, at most "
         "1e-4; bf16, fp16, int8: that of computing and sending in these types; or a relative error such as 0.01.",
     ),
     _loader_setting(

@@ -313,7 +313,7 @@ _ADVICE = (
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="TOML file of the resources, the tenants and the policies that divide one among the other.",
+    help="TOML file of the resources, the tenants and the policies that divide the resources among the tenants.",
 )
 @click.option(
     "--listen",
@@ -409,7 +409,7 @@ def control(
     "--revoke",
     "is_revoked",
     is_flag=True,
-    help="Revoke the certificates of these names: writes clients.pem, to be given to servers as --tls-client-ca.",
+    help="Revoke the certificates of these names, and write clients.pem, which servers take as --tls-client-ca.",
 )
 @click.option(
     "--days",

@@ -122,7 +122,7 @@ def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, f
     metavar="SECONDS",
     help="Seconds between updates; rates are averaged over them.",
 )
-@click.option("--once", is_flag=True, help="Measure once over that time, print it and exit, for scripts.")
+@click.option("--once", is_flag=True, help="Measure once over --every seconds, print it and exit, for scripts.")
 @as_json
 def top(near: Sequence[str], every: float, once: bool, as_json: bool) -> int:
     """Show the activity of nodes: rates, devices, memory, tenants.

@@ -114,7 +114,7 @@ _RECIPE = (
     click.option(
         "--unfreeze",
         metavar="EPOCH:LAYER,...",
-        help="Also train further layers from later epochs on, such as 3:layer4,6:layer3; join layers by + to unfreeze "
+        help="Layers to train as well from later epochs on, such as 3:layer4,6:layer3; join layers by + to unfreeze "
         "them together.",
     ),
     click.option(
@@ -312,7 +312,7 @@ def _print_report(report: Report, out: Path | None) -> None:
         ("weights", str(report.settings.get("weights", "-"))),
         ("seconds since the command", in_seconds(report.seconds)),
         ("set-up", in_seconds(report.setup_s)),
-        ("first step after", "-" if report.first_step_s is None else in_seconds(report.first_step_s)),
+        ("first step after", _first_step(report)),
         ("samples", f"{report.samples} in {_epochs(report)}"),
         ("store side to trainer, with Frostline", in_bytes(report.wire_bytes)),
         ("store side to trainer, without it", in_bytes(report.baseline_wire_bytes)),
@@ -321,9 +321,7 @@ def _print_report(report: Report, out: Path | None) -> None:
         *((f"{place.part}", place.where) for place in report.where),
     ]
     rows += [(f"samples computed {_way(way)}", f"{way.samples}") for way in report.ways]
-    if report.samples and not report.ways:
-        rows.append(("features of all samples", "kept on this machine by an earlier job"))
-    rows += _rates(report)
+    rows += _kept(report) + _rates(report)
     if report.engine_error:
         rows.append(("engine's relative error", f"{report.engine_error:.1g} at most, allowed: {report.accuracy}"))
     if report.codec_error:
@@ -343,6 +341,20 @@ def _print_report(report: Report, out: Path | None) -> None:
     print_table("Interrupted" if report.interrupted else "Done", ("", ""), rows)
     if out is not None:
         say(f"Written to {out}: head.safetensors, model.safetensors, report.json, report.html")
+
+
+def _first_step(report: Report) -> str:
+    if report.first_step_s is not None:
+        return in_seconds(report.first_step_s)
+    return "-" if report.interrupted else "no step was left"
+
+
+def _kept(report: Report) -> list[tuple[str, str]]:
+    """That no sample was computed for a loop here that made steps; of one on the node nobody here knows it."""
+    came_from_nowhere = report.first_step_s is not None and not report.ways
+    if not came_from_nowhere or report.settings.get("policy") == ALL_IN_STORE:
+        return []
+    return [("features of all samples", "kept on this machine by an earlier job")]
 
 
 def _epochs(report: Report) -> str:

@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ("MAX_SLOTS", "BlockOwners", "Blocks", "OwnerTables", "as_steps", "slack")
+__all__ = ("MAX_SLOTS", "BlockOwners", "Blocks", "OwnerTables", "as_steps", "max_excess")
 
 
 # Blocks of a large data set share so many slots. At a thousand nodes each has 1,048, which the draw alone spreads
@@ -43,7 +43,7 @@ _Words = npt.NDArray[np.uint32]
 _Numbers = npt.NDArray[np.int32]
 
 
-def slack(nodes: int) -> float:
+def max_excess(nodes: int) -> float:
     """How much more than its share each of so many nodes may own, as a part of its share."""
     return min(_MAX_SLACK, _MIN_SLACK * max(1.0, nodes / _FEW))
 
@@ -152,12 +152,12 @@ class BlockOwners:
         """``int64[nodes]``, most slots that each node may own.
 
         What is left of a whole slot is drawn by each node for itself, so that the bounds of few nodes change at once.
-        The drawn slot counts as a part of the slack where nodes are few, since of few slots it may be several percent.
+        Where nodes are few, the drawn slot counts as a part of the excess: of few slots it may be several percent.
         """
         weights = np.array(self.weights, np.float64)
         shares = self.blocks.slots * weights / weights.sum()
         draws = np.array([_number(f"bound {node}") / 2**32 for node in self.nodes])
-        above = np.maximum(0, slack(len(self.nodes)) * shares - (len(self.nodes) <= _FEW))
+        above = np.maximum(0, max_excess(len(self.nodes)) * shares - (len(self.nodes) <= _FEW))
         found = np.floor(shares + above + draws).astype(np.int64)
         enough = int(found.sum()) >= self.blocks.slots
         return np.asarray(found if enough else np.ceil(shares), np.int64)

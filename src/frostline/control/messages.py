@@ -113,7 +113,7 @@ class JobActivity:
             larger than the samples.
         saved_s: seconds in which the link, at its measured bandwidth, would have moved ``saved_bytes``. They are the
             link's: a loop that never waits for it is no sooner done. None where the bandwidth is not known.
-        hindrance: the part that holds the job back; None where this report does not say.
+        bottleneck: the part that holds the job back; None where this report does not say.
         plan: the plan; None where this report does not say.
     """
 
@@ -126,7 +126,7 @@ class JobActivity:
     wire_bytes: _Sum = 0
     saved_bytes: _Difference = 0.0
     saved_s: _Difference | None = None
-    hindrance: Bottleneck | None = None
+    bottleneck: Bottleneck | None = None
     plan: PlanOutline | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -137,11 +137,11 @@ class JobActivity:
         """The same, with what this report does not say as the one before said it."""
         if before is None:
             return self
-        return replace(self, hindrance=self.hindrance or before.hindrance, plan=self.plan or before.plan)
+        return replace(self, bottleneck=self.bottleneck or before.bottleneck, plan=self.plan or before.plan)
 
     def abbreviate(self) -> "JobActivity":
         """The same without what is said again within seconds."""
-        return replace(self, hindrance=None, plan=None)
+        return replace(self, bottleneck=None, plan=None)
 
 
 KINDS = ("window", "io", "node", "cache")
@@ -428,7 +428,7 @@ class JobSummary(TypedDict):
         stall_share: mean share of these in which loops waited.
         wire_bytes: bytes that came from the store side.
         saved: bytes, seconds and money that it saved.
-        hindrance: the part that holds back the process that waits longest; None where none says.
+        bottleneck: the part that holds back the process that waits longest; None where none says.
         plan: the plan; None where none says.
     """
 
@@ -441,7 +441,7 @@ class JobSummary(TypedDict):
     stall_share: Amount
     wire_bytes: Count
     saved: Savings
-    hindrance: Annotated[dict[str, Any], Refer("Bottleneck")] | None
+    bottleneck: Annotated[dict[str, Any], Refer("Bottleneck")] | None
     plan: Annotated[dict[str, Any], Refer("PlanOutline")] | None
 
 
@@ -548,7 +548,7 @@ def summarise_job(
     taking = [activity for activity in running if activity.epoch_samples]
     epoch = max((activity.epoch for activity in taking), default=0)
     passes = [activity for activity in taking if activity.epoch == epoch]
-    said = [activity for activity in running if activity.hindrance is not None]
+    said = [activity for activity in running if activity.bottleneck is not None]
     slowest = max(said, key=lambda activity: activity.stall_share, default=None)
     plan = next((activity.plan for activity in running if activity.plan is not None), None)
     everything = [*running, *ended]
@@ -562,6 +562,6 @@ def summarise_job(
         "stall_share": sum(activity.stall_share for activity in taking) / max(1, len(taking)),
         "wire_bytes": sum(activity.wire_bytes for activity in everything),
         "saved": savings(everything, prices),
-        "hindrance": None if slowest is None or slowest.hindrance is None else asdict(slowest.hindrance),
+        "bottleneck": None if slowest is None or slowest.bottleneck is None else asdict(slowest.bottleneck),
         "plan": None if plan is None else asdict(plan),
     }

@@ -8,7 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime
 from functools import partial
 from numbers import Integral, Real
@@ -73,7 +73,10 @@ def check_type(name: str, value: object, *kinds: type) -> None:
     """
     if not any(_is(value, kind) for kind in kinds):
         takes = " or ".join(_WORDS.get(kind, kind.__name__) for kind in kinds)
-        raise SettingError(f"{name} takes {takes}, not {describe_value(value)}")
+        made = [kind.__name__ for kind in kinds if is_dataclass(kind)]
+        given = [f"{name}=..." for name in value] if isinstance(value, dict) else []
+        write = f": write {made[0]}({', '.join(given)})" if made and given else ""
+        raise SettingError(f"{name} takes {takes}, not {describe_value(value)}{write}")
 
 
 def describe_value(value: object) -> str:

@@ -73,6 +73,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "target_column": ("targets",),
     "warmup": ("warm_up",),
     "warmup_steps": ("warm_up",),
+    "gpu": ("device",),
     "wd": ("weight_decay",),
 }
 # The line to write with one of our names.
@@ -83,6 +84,7 @@ _EXAMPLES: Mapping[str, str] = {
     "freeze": 'freeze(model, until="layer4")',
     "loader": 'loader("photos", batch_size=32, shuffle=True)',
     "near": 'near="http://store-1:7070"',
+    "url": 'Dataset("photos")',
     "until": 'freeze(model, until="layer4")',
 }
 # The whole call, where what is given does not fit the parameters.
@@ -95,6 +97,7 @@ _CALLS: Mapping[str, str] = {
     "Dataset.train_test_split": "data.train_test_split(test_size=0.2, seed=0)",
     "freeze": 'freeze(model, until="layer4")',
     "BlockShuffle": "BlockShuffle(samples=16, mixed=64)",
+    "Dataset": 'Dataset("photos")',
     "FeatureMixup": "FeatureMixup(alpha=0.2)",
     "FeatureNoise": "FeatureNoise(share=0.1)",
     "Mixture": "Mixture(parts=[cats, dogs], ratios=[3, 1])",
@@ -136,7 +139,14 @@ _INSTEAD: Mapping[str, str] = {
     ),
     **dict.fromkeys(("mixup", "mixup_alpha", "mixup_fn"), "write augment=FeatureMixup(alpha=0.2)"),
     **dict.fromkeys(
-        ("buffer_size", "local_shuffle_buffer_size", "shuffle_algo", "shuffle_block_size", "shuffle_buffer_size"),
+        (
+            "buffer_size",
+            "local_shuffle_buffer_size",
+            "shardshuffle",
+            "shuffle_algo",
+            "shuffle_block_size",
+            "shuffle_buffer_size",
+        ),
         "shuffle=True draws from all samples without a buffer, so leave {name} out; shuffle=BlockShuffle(samples=16) "
         "reads neighbours together",
     ),
@@ -155,7 +165,7 @@ _INSTEAD: Mapping[str, str] = {
         ("limit_batches", "max_batches", "num_batches", "steps", "steps_per_epoch"),
         "write itertools.islice(loader, 10) for 10 batches",
     ),
-    **dict.fromkeys(("limit", "max_samples"), "a part is a data set: write data.take(100)"),
+    **dict.fromkeys(("limit", "max_samples", "subsample"), "a part is a data set: write data.take(100)"),
     **dict.fromkeys(("resampled", "replacement"), "weights=[1.0] * len(data) draws with replacement"),
     **dict.fromkeys(
         ("channels_last", "memory_format"), "write x = x.to(memory_format=torch.channels_last) in the loop"
@@ -178,7 +188,7 @@ _INSTEAD: Mapping[str, str] = {
         "ranks of torch.distributed share an epoch by themselves; others write ranks=Ranks(rank=0, world_size=2)",
     ),
     **dict.fromkeys(
-        ("decoder", "extensions", "is_valid_file"),
+        ("allow_empty", "decoder", "extensions", "is_valid_file", "item_loader", "serializers"),
         "files are told by their suffixes, and those that are no samples are left out and named, so leave {name} out",
     ),
     **dict.fromkeys(
@@ -309,7 +319,14 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("cpu", "cuda", "device", "to"), "the head runs where your network is: write model.to(device)"),
         **dict.fromkeys(("forward", "__call__"), "write job.head(batch.features)"),
-        "fit": _LOOP,
+        **dict.fromkeys(
+            ("configure_optimizers", "current_epoch", "fit", "global_step", "log", "setup", "trainer", "training_step"),
+            _LOOP,
+        ),
+        **dict.fromkeys(
+            ("children", "modules", "named_modules", "num_parameters", "requires_grad_"),
+            "the head is the module: write job.head, or your own model",
+        ),
         "predict": "write job.head(batch.features), or run frostline predict --run RUN --data photos",
     },
     "Job.loader": {
@@ -351,6 +368,32 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "Dataset": {
+        **dict.fromkeys(
+            ("decode", "map_tuple", "padded_batch", "rename", "to_tuple", "window"),
+            "samples come decoded, with their labels: write loader(data, batch_size=32, map=function)",
+        ),
+        **dict.fromkeys(
+            ("apply", "batched", "compose", "enumerate", "prefetch", "unbatched", "zip"),
+            "batches are a loader's: write loader(data, batch_size=32, shuffle=True)",
+        ),
+        **dict.fromkeys(
+            ("filter_by", "loc", "query", "where"), "write data.select(\"label == 'cat'\"), or data.take(rows)"
+        ),
+        **dict.fromkeys(("iloc", "slice"), "write data[:100], or data.take(rows)"),
+        **dict.fromkeys(("cardinality", "length", "with_length"), "write len(data)"),
+        **dict.fromkeys(
+            ("cache_files", "cleanup_cache_files", "dataset_size"),
+            "data is read where it lies and not copied; its bytes are data.samples.encoded_bytes",
+        ),
+        **dict.fromkeys(("c", "find_classes", "vocab"), "write data.classes"),
+        **dict.fromkeys(("int2str", "str2int"), 'write data.classes[0], or data.class_to_idx["cat"]'),
+        **dict.fromkeys(("format", "reset_format"), "samples are arrays, and a loader's batches are tensors"),
+        **dict.fromkeys(("k_fold", "kfold"), "write data.take(rows), of the rows that sklearn's StratifiedKFold gives"),
+        **dict.fromkeys(
+            ("add_item", "append"), 'samples lie in files: write one into the folder, and Dataset("photos") again'
+        ),
+        "sort_values": "write data.take(numpy.argsort(data.targets))",
+        "with_epoch": "write for batches in loader(data, batch_size=32).epochs(range(10))",
         **dict.fromkeys(
             ("dataloader", "dataloaders", "get_dataloader", "loader", "to_dataloader", "to_torch"),
             "batches are a loader's: write loader(data, batch_size=32, shuffle=True)",
@@ -444,6 +487,28 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
             ("Client", "connect", "init", "prepare"), 'write offload(model, "photos", near="http://store-1:7070")'
         ),
         **dict.fromkeys(("predict", "score"), "run frostline predict --run RUN --data photos --out predictions.csv"),
+        **dict.fromkeys(
+            ("DataPipeline", "MDSWriter", "SimpleShardList", "Stream", "WebLoader", "optimize"),
+            'data is read in the format it has: write loader("s3://bucket/shards", batch_size=32)',
+        ),
+        **dict.fromkeys(
+            ("CombinedStreamingDataset", "ParallelStreamingDataset", "interleave_datasets"),
+            "write data=Mixture(parts=[cats, dogs], ratios=[3, 1]) of a loader",
+        ),
+        "merge_datasets": "write cats + dogs, of data sets of one folder",
+        "train_test_split": "write data.train_test_split(test_size=0.2)",
+        **dict.fromkeys(
+            ("augment", "augmentations"), "write transform=v2.Compose([...]) of Dataset, loader or offload"
+        ),
+        **dict.fromkeys(("copy", "ingest"), "run frostline ingest photos copy --format parquet"),
+        **dict.fromkeys(("index", "list_files"), 'run frostline index --data photos, or write Dataset("photos")'),
+        **dict.fromkeys(("near", "node_url", "set_node"), 'write offload(model, "photos", near="http://store-1:7070")'),
+        **dict.fromkeys(
+            ("logging", "set_log_level", "set_verbosity"),
+            'write on_event=print for each event, or logging.getLogger("frostline")',
+        ),
+        **dict.fromkeys(("save", "save_model"), 'write torch.save(job.head.state_dict(), "head.pt")'),
+        **dict.fromkeys(("from_pretrained", "list_models"), 'write timm.create_model("resnet18", pretrained=True)'),
         **dict.fromkeys(("evaluate", "test", "validate"), f"{_LOOP}, which scores held-out samples"),
         **dict.fromkeys(("Node", "NodeClient", "Server", "serve"), "run frostline serve --data-root /data"),
         **dict.fromkeys(("cost", "plan", "profile"), "run frostline plan --data photos --model NAME --until LAYER"),
@@ -492,7 +557,9 @@ _AS_DATA: Mapping[str, str] = {
         ("list", "set", "tuple"),
         'write their paths into list.csv, a line each below the line file_name, and give "list.csv"; or their folder',
     ),
-    **dict.fromkeys(("DataFrame", "Table", "Tensor", "dict", "ndarray"), _FILES),
+    **dict.fromkeys(("DataFrame", "Table", "Tensor", "TensorDataset", "ndarray"), _FILES),
+    "dict": "give each of its parts by itself, as a path or a Dataset",
+    **dict.fromkeys(("BufferedReader", "BytesIO", "TextIOWrapper"), "give the name of the file"),
     **dict.fromkeys(("ArrayLoader", "DataLoader", "Loader"), "batches are made here, so give what the loader reads"),
     **dict.fromkeys(("DatasetDict", "IterableDataset"), 'write data.save_to_disk("photos"), and give "photos"'),
     "WebDataset": 'give the folder or bucket of its shards, such as "s3://bucket/shards"',
@@ -568,7 +635,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def add_hints(function: F) -> F:
     """Have a function refuse arguments that it does not know with the line to write instead."""
-    name = function.__qualname__.removesuffix(".__init__").replace("_KnownNames", "Dataset")
+    name = function.__qualname__.removesuffix(".__init__").replace("KnownNames", "Dataset")
     signature = inspect.signature(function)
     parameters = signature.parameters.values()
     known = {parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD}

@@ -7,7 +7,6 @@ from typing import Any, Protocol, SupportsIndex, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core import URLS, Samples, SampleTable, Skipped
@@ -28,6 +27,8 @@ from frostline.datasets.reading import SequentialReader, masks_of
 from frostline.datasets.selection import Selection, few_of_a_class, relabel
 from frostline.datasets.source import ManifestSource, canonical_url, listing_nodes
 from frostline.datasets.targets import (
+    KnownNames,
+    LabelledSample,
     MultiLabel,
     TargetColumns,
     TargetValues,
@@ -36,7 +37,7 @@ from frostline.datasets.targets import (
     specs_of,
 )
 from frostline.ordering import Chosen
-from frostline.preprocess import Preprocess, imagenet
+from frostline.preprocess import Preprocess, imagenet, preset_of
 from frostline.preprocess.apply import MASK_DTYPE, MAX_PIXELS, decode_into, mask_into, open_mask, steps_left
 from frostline.preprocess.images import decode_image as decoded_image
 from frostline.preprocess.steps import Decode
@@ -63,76 +64,7 @@ _READ_TOGETHER = 32
 _SIDE = 224
 
 
-class _KnownNames:
-    """Names by which users of torchvision, datasets, scikit-learn and pandas know what a data set has."""
-
-    @property
-    def class_to_idx(self: Any) -> dict[str, int]:
-        """The number of each class by its name, as torchvision's data sets have it."""
-        return {name: number for number, name in enumerate(self.classes)}
-
-    @property
-    def targets(self: Any) -> TargetValues:
-        """The target of each sample, as a batch has them, read from the manifest alone.
-
-        Without declared targets these are the labels, ``int64[len(self)]`` with -1 where a sample has none, as
-        torchvision's data sets have them. Masks are not among them: they are read with their samples.
-
-        Raises:
-            SettingError: there is no such column, or masks are declared.
-            DataError: a column's values cannot be targets, or samples have none where they must.
-        """
-        columns: TargetColumns | None = self.target_columns
-        if columns is None:
-            return np.asarray(self.samples.labels, np.int64)
-        if columns.has_masks:
-            raise SettingError("masks are read with their samples: take the targets of data[0], or of a loader's batch")
-        return columns.at(np.arange(len(self)))
-
-    def __add__(self: Any, other: "Dataset") -> "Dataset":
-        joined: Dataset = self.concatenate(other)
-        return joined
-
-    @add_hints
-    def shuffle(self: Any, seed: int = 0) -> "Dataset":
-        """The same samples in a seeded random order, 8 bytes a sample; a loader with ``shuffle=True`` needs none."""
-        shuffled: Dataset = self.take(np.random.default_rng(seed).permutation(len(self)))
-        return shuffled
-
-    def to_pandas(self: Any) -> Any:
-        """The columns of the samples as a ``DataFrame`` of pandas, which has to be installed, one row a sample."""
-        return pa.table({name: self.column(name) for name in self.columns}).to_pandas()
-
-    @add_hints
-    def train_test_split(self: Any, test_size: float = 0.25, *, seed: int = 0) -> "dict[str, Dataset]":
-        """Divide each class into a part to train on and a part to test on, as ``split`` does with these two names.
-
-        Args:
-            test_size: share of the samples to test on, a float below 1; or about so many of them, an int.
-            seed: seed of the draw; the same seed gives the same parts.
-
-        Raises:
-            SettingError: the size makes no sense.
-            DataError: a part would be empty.
-        """
-        share = test_size / max(1, len(self)) if isinstance(test_size, int) else test_size
-        if not 0 < share < 1:
-            raise SettingError(f"test_size is a share below 1 or fewer than the {len(self)} samples, not {test_size}")
-        parts: dict[str, Dataset] = self.split({"train": 1 - share, "test": share}, seed)
-        return parts
-
-    def with_transform(self: Any, transform: Transform | None) -> "Dataset":
-        """The same samples with another preprocessing, as the argument ``transform`` of this class.
-
-        Raises:
-            SettingError: The transform takes no image.
-        """
-        same: Dataset = self._with(self.selection.rows)
-        same.transform = transform
-        return same
-
-
-class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
+class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
     """A data set that is read where it is stored, in the format that it has: see ``datasets.formats``.
 
     Nothing is read when it is made. The first property that needs the samples lists the data and finds or builds the
@@ -367,7 +299,8 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         if not found.size and found.ndim == 1:
             found = found.astype(np.int64)
         if found.ndim != 1 or found.dtype.kind not in "iub":
-            raise SettingError(f"rows are whole numbers, or a mask of truth values, not {type(rows).__name__}")
+            write = ": write data.select(\"label == 'cat'\")" if found.dtype == np.object_ else ""
+            raise SettingError(f"rows are whole numbers, or a mask of truth values, not {type(rows).__name__}{write}")
         if found.dtype != np.bool_ and found.size:
             first, last = int(found.min()), int(found.max())
             self._row(last)
@@ -375,12 +308,27 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
                 found = np.where(found < 0, found + len(self), found)
         return self._with(self.selection.take(found))
 
+    def with_transform(self, transform: Transform | None) -> "Dataset":
+        """The same samples with another preprocessing, as the argument ``transform`` of this class.
+
+        Raises:
+            SettingError: The transform takes no image.
+        """
+        same = self._with(self.selection.rows)
+        same.transform = transform
+        return same
+
     def concatenate(self, *others: "Dataset") -> "Dataset":
         """These samples, then those of other subsets of the same data; a sample in several comes several times.
 
         Raises:
             SettingError: a subset belongs to another data set, or to another listing of it.
         """
+        for other in cast(tuple[object, ...], others):
+            if not isinstance(other, Dataset):
+                raise SettingError(
+                    f"data sets are joined with data sets, not {type(other).__name__}: write Dataset(...)"
+                )
         if not all(self._is_listed_like(other) for other in others):
             raise SettingError(f"only parts of {self.url} as it is listed now can be joined with it")
         return self._with(self.selection.concatenate(other.selection for other in others))
@@ -389,14 +337,6 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
     def columns(self) -> tuple[str, ...]:
         """The names of the columns that every sample has, metadata among them."""
         return tuple(self.selection.whole.columns.table.column_names)
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        """A column's values, one a sample, in the samples' order.
-
-        Raises:
-            SettingError: the data set has no column of that name.
-        """
-        return self.selection.column(name)
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> "Dataset":
         """The same samples with further columns, such as patient numbers, for ``select`` and ``split``.
@@ -570,7 +510,7 @@ class Dataset(_KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         targets = samples.labels.tolist() if decoded is None else decoded
         if declared is not None:
             targets = _one_by_one(declared.at(rows, decoded))
-        return list(zip(pixels, targets, strict=True))
+        return [LabelledSample(pair) for pair in zip(pixels, targets, strict=True)]
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """The samples one after another, as ``__getitem__`` gives them."""
@@ -784,7 +724,13 @@ def steps_left_of(preprocess: Preprocess, data: Dataset) -> Preprocess:
         SettingError: the ready format was made with other steps, or the parts of samples are called otherwise.
     """
     check_inputs(data.source.format, preprocess)
-    return steps_left(preprocess, data.manifest.applied, is_turned=data.manifest.is_turned)
+    try:
+        return steps_left(preprocess, data.manifest.applied, is_turned=data.manifest.is_turned)
+    except SettingError as error:
+        preset = preset_of(preprocess)
+        if preset is None:
+            raise
+        raise SettingError(f"{error}: frostline ingest SRC DEST --preprocess {preset}") from error
 
 
 def require_one_part(data: Dataset) -> None:

@@ -18,7 +18,7 @@ from frostline.datasets.formats.webdataset import CompressedTar, tar_reader
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
-from frostline.stores.protocols import NO_LIMITS, Batched, Buffer, Place, StoreLimits, Versioned, is_other_version
+from frostline.stores.protocols import NO_LIMITS, Batched, Buffer, ByteRange, StoreLimits, Versioned, is_other_version
 from frostline.stores.reads import BatchedReads
 from frostline.stores.urls import check_name
 
@@ -46,7 +46,7 @@ def open_samples(
     Args:
         url: address of the data set's root.
         reading: the way that the bytes are found: one of ``core.READINGS``.
-        mapped: True to read from memory maps, where that is a local folder and the objects are sealed.
+        mapped: True to read from memory maps, where that is a local folder and the objects are read-only.
         roots: the canonical URLs of places in which objects that are URLs may lie; by default that of the data alone.
         cells: the place where decoded columns are kept, if cells are read; by default a cache of its own.
         limits: limits on the stores that may be read.
@@ -125,7 +125,7 @@ class SequentialReader:
             StoreError: the store failed, and not for one sample alone.
         """
         places = [
-            Place(object, offset, length)
+            ByteRange(object, offset, length)
             for object, offset, length in zip(
                 samples.objects, samples.offsets.tolist(), samples.lengths.tolist(), strict=True
             )
@@ -134,7 +134,7 @@ class SequentialReader:
         for row, result in found:
             yield row, _usable(result, samples, names, row)
 
-    def _each(self, places: Sequence[Place]) -> Iterator[tuple[int, _Found]]:
+    def _each(self, places: Sequence[ByteRange]) -> Iterator[tuple[int, _Found]]:
         rest = iter(range(len(places)))
         with ThreadPoolExecutor(self._maximum, "frostline-read", in_background) as threads:
             under_way: set[Future[tuple[int, _Found]]] = set()
@@ -189,7 +189,7 @@ class Workers(Generic[T]):
         return [future.result() for future in made]
 
 
-def _one(store: Versioned, row: int, place: Place) -> tuple[int, _Found]:
+def _one(store: Versioned, row: int, place: ByteRange) -> tuple[int, _Found]:
     try:
         return row, store.read_version(*place)
     except (ObjectNotFound, SampleError) as error:

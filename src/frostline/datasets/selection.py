@@ -347,7 +347,7 @@ def values_of(columns: ManifestColumns, rows: SelectedRows | None, name: str) ->
     """
     known = columns.table.column_names
     if name not in known:
-        raise SettingError(f"there is no column {name!r}, only {', '.join(known)}")
+        raise SettingError(f"there is no column {name!r}, only {', '.join(known)}{suggest_names(name, known)}")
     column = columns.table.column(name)
     if rows is None:
         return column

@@ -6,7 +6,7 @@ Says what a declared column of targets holds: numbers, vectors, lists of any len
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from frostline.core.declared import first_twice
 from frostline.core.errors import DataError, SettingError
-from frostline.core.hints import suggest_names
+from frostline.core.hints import add_hints, suggest_names
 from frostline.datasets.formats.base import TARGET_COLUMNS, ManifestColumns, SelectedRows
 from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, find_name, no_classes
 from frostline.datasets.selection import values_of
@@ -29,6 +29,8 @@ __all__ = (
     "TEXTS",
     "VECTOR",
     "Declared",
+    "KnownNames",
+    "LabelledSample",
     "MultiLabel",
     "TargetColumns",
     "TargetSpec",
@@ -419,3 +421,108 @@ def _place(spec: TargetSpec, places: dict[str, int], label: object) -> int:
     if isinstance(label, int) and 0 <= label < (spec.shape[0] or 0):
         return label
     raise DataError(f"the column {spec.name!r} holds {label!r}, which is none of its {spec.shape[0]} classes")
+
+
+class KnownNames:
+    """Names by which users of torchvision, datasets, scikit-learn and pandas know what a data set has."""
+
+    @property
+    def class_to_idx(self: Any) -> dict[str, int]:
+        """The number of each class by its name, as torchvision's data sets have it."""
+        return {name: number for number, name in enumerate(self.classes)}
+
+    @property
+    def targets(self: Any) -> TargetValues:
+        """The target of each sample, as a batch has them, read from the manifest alone.
+
+        Without declared targets these are the labels, ``int64[len(self)]`` with -1 where a sample has none, as
+        torchvision's data sets have them. Masks are not among them: they are read with their samples.
+
+        Raises:
+            SettingError: there is no such column, or masks are declared.
+            DataError: a column's values cannot be targets, or samples have none where they must.
+        """
+        columns: TargetColumns | None = self.target_columns
+        if columns is None:
+            return np.asarray(self.samples.labels, np.int64)
+        if columns.has_masks:
+            raise SettingError("masks are read with their samples: take the targets of data[0], or of a loader's batch")
+        return columns.at(np.arange(len(self)))
+
+    @targets.setter
+    def targets(self, _: object) -> NoReturn:
+        raise AttributeError(
+            "targets are the data's: name the column with others, as in Dataset(url, targets=...), or change each "
+            "sample with its label by map=function of a loader"
+        )
+
+    def __add__(self, other: Self) -> Self:
+        data: Any = self
+        joined: Self = data.concatenate(other)
+        return joined
+
+    @add_hints
+    def shuffle(self, seed: int = 0) -> Self:
+        """The same samples in a seeded random order, 8 bytes a sample; a loader with ``shuffle=True`` needs none."""
+        data: Any = self
+        shuffled: Self = data.take(np.random.default_rng(seed).permutation(len(data)))
+        return shuffled
+
+    def column(self: Any, name: str) -> pa.ChunkedArray:
+        """A column's values, one a sample, in the samples' order.
+
+        Raises:
+            SettingError: the data set has no column of that name.
+        """
+        return self.selection.column(name)
+
+    def to_pandas(self: Any) -> Any:
+        """The columns of the samples as a ``DataFrame`` of pandas, which has to be installed, one row a sample."""
+        return pa.table({name: self.column(name) for name in self.columns}).to_pandas()
+
+    @add_hints
+    def train_test_split(self, test_size: float = 0.25, *, seed: int = 0) -> dict[str, Self]:
+        """Divide each class into a part to train on and a part to test on, as ``split`` does with these two names.
+
+        Args:
+            test_size: share of the samples to test on, a float below 1; or about so many of them, an int.
+            seed: seed of the draw; the same seed gives the same parts.
+
+        Raises:
+            SettingError: the size makes no sense.
+            DataError: a part would be empty.
+        """
+        data: Any = self
+        share = test_size / max(1, len(data)) if isinstance(test_size, int) else test_size
+        if not 0 < share < 1:
+            raise SettingError(f"test_size is a share below 1 or fewer than the {len(data)} samples, not {test_size}")
+        parts: dict[str, Self] = data.split({"train": 1 - share, "test": share}, seed)
+        return parts
+
+
+class LabelledSample(tuple[Any, Any]):
+    """A sample as torchvision's data sets give it, ``image, label = data[0]``, and as others': ``data[0]["label"]``."""
+
+    __slots__ = ()
+
+    def __getitem__(self, place: Any) -> Any:
+        """The image or the label, by number or by a name of it.
+
+        Raises:
+            KeyError: a sample has nothing of that name.
+        """
+        if not isinstance(place, str):
+            return super().__getitem__(place)
+        if place not in _IN_A_SAMPLE:
+            raise KeyError(f"a sample has an image and a label, and no {place!r}: write image, label = data[0]")
+        return super().__getitem__(_IN_A_SAMPLE[place])
+
+    def keys(self) -> tuple[str, str]:
+        """The names of both, as ``dict(data[0])`` asks for them."""
+        return "image", "label"
+
+
+_IN_A_SAMPLE = {
+    **dict.fromkeys(("image", "images", "inputs", "pixel_values", "x"), 0),
+    **dict.fromkeys(("label", "labels", "target", "targets", "y"), 1),
+}

@@ -164,7 +164,7 @@ class ActivityMeter:
         came = done.samples - done.from_cache
         spared = saved_bytes(came, self._bytes_of_sample() if came else 0.0, crossed.bytes_received)
         link_bytes_per_s = self._link_bytes_per_s(crossed)
-        plan, hindrance = self._now_and_then(now_s, done.samples)
+        plan, bottleneck = self._now_and_then(now_s, done.samples)
         return JobActivity(
             epoch=progress.epoch,
             taken=progress.taken,
@@ -175,7 +175,7 @@ class ActivityMeter:
             wire_bytes=crossed.bytes_received,
             saved_bytes=spared,
             saved_s=None if link_bytes_per_s is None else spared / link_bytes_per_s,
-            hindrance=hindrance,
+            bottleneck=bottleneck,
             plan=plan,
         )
 
@@ -209,15 +209,15 @@ class ActivityMeter:
         return self._drawn[1]
 
     def _now_and_then(self, now_s: float, samples: int) -> tuple[PlanOutline | None, Bottleneck | None]:
-        said_s, said_plan, said_hindrance = self._said
+        said_s, said_plan, said_bottleneck = self._said
         if not samples:
             return None, None
         plan = self._outline()
-        hindrance = None if self._diagnoses is None else self._diagnoses.latest(now_s, samples)
-        if now_s - said_s < _SAY_AGAIN_S and plan == said_plan and hindrance == said_hindrance:
+        bottleneck = None if self._diagnoses is None else self._diagnoses.latest(now_s, samples)
+        if now_s - said_s < _SAY_AGAIN_S and plan == said_plan and bottleneck == said_bottleneck:
             return None, None
-        self._said = now_s, plan, hindrance
-        return plan, hindrance
+        self._said = now_s, plan, bottleneck
+        return plan, bottleneck
 
 
 class _Diagnoses:

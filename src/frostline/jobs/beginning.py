@@ -94,12 +94,12 @@ def begin(
         plan = make_plan(situation, policy) if context.cut is None else plan_at_cut(situation, context.cut, codec)
         return Beginning(engine=engine, situation=situation, plan=plan)
     # With it come the engines, for which a plain loader has no use.
-    from frostline.jobs.both_sides import can_be_tried, dealer_of
+    from frostline.jobs.both_sides import both_sides_of, can_be_tried
 
     health = context.asking(context.transport.health)
     kept = MeasurementCache(cache_folder() / "measurements", measurement_key(context, health, len(nodes)))
     tries_here = total_samples(context) >= _MIN_TO_TRY and can_be_tried(context)
-    both_sides = dealer_of(context, health, len(nodes), ROWS if tries_here else context.settings.device_batch)
+    both_sides = both_sides_of(context, health, len(nodes), ROWS if tries_here else context.settings.device_batch)
     found = kept.get()
     planned = _planned(context, found, both_sides)
     later = None

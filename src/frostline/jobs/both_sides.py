@@ -45,7 +45,7 @@ from frostline.preprocess.sounds import has_sound_packages
 from frostline.preprocess.tokens import has_tokenizers
 from frostline.wire.messages import Health
 
-__all__ = ("SharedRuns", "TrainerEngine", "can_be_tried", "dealer_of")
+__all__ = ("SharedRuns", "TrainerEngine", "both_sides_of", "can_be_tried")
 
 T = TypeVar("T")
 _Arrays = Sequence[npt.NDArray[np.generic]]
@@ -66,7 +66,7 @@ _ACCELERATED = 20.0
 _LINK_SHARE, _MIN_SHARE, _TELLING_BYTES = 0.95, 0.05, 256 << 10
 
 
-def dealer_of(context: JobContext, health: Health, nodes: int, rows_here: int) -> BothSides | None:
+def both_sides_of(context: JobContext, health: Health, nodes: int, rows_here: int) -> BothSides | None:
     """What deals a job's samples to both sides; None where the trainer cannot do what the node does, or need not.
 
     Args:

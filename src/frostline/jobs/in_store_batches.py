@@ -39,7 +39,7 @@ class InStoreLoaders:
         self._transport = transport
         self._settings = settings
         self._collector = StatisticsCollector(on_event, max_skipped=assignment.max_skipped)
-        self._dealer = _Straight(
+        self._request_source = _Straight(
             route=Route(assignment.cut),
             rows=settings.samples_per_request,
             bytes_per_sample=assignment.bytes_per_sample,
@@ -84,7 +84,7 @@ class InStoreLoaders:
         fetcher = self._fetcher(preprocess)
         source = RowSource(
             fetch=lambda some, route: fetcher.fetch(some, route, view),
-            dealer=self._dealer,
+            request_source=self._request_source,
             cache=self._cache_policy.cache(preprocess, view),
             unreadable=self._collector.unreadable_ids,
             settings=self._settings,
@@ -122,7 +122,7 @@ class _Straight:
     rows: int
     bytes_per_sample: int
 
-    def deal(self, left: int, _again: Route | None = None) -> NextRequest:
+    def next_request(self, left: int, _again: Route | None = None) -> NextRequest:
         return NextRequest(route=self.route, rows=min(self.rows, left), bytes_per_sample=self.bytes_per_sample)
 
 

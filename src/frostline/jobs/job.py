@@ -347,6 +347,10 @@ class Job(JobTable, Hinting, Closing):
     def __iter__(self) -> NoReturn:
         raise TypeError("a job is no loader: write for x, y in job.loader(batch_size=32, shuffle=True)")
 
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        """Refuse to be called like a network, and say what is."""
+        raise TypeError("a job is no module: write job.head(batch.features)")
+
     def row_reader(self, batch_size: int) -> RowReader:
         """What reads rows of the job's data in another process, on this machine or elsewhere, as the job would.
 

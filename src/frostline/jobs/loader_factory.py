@@ -33,12 +33,12 @@ from frostline.loaders.arguments import GivenWeights, Mixture, Ranks, make_repla
 from frostline.loaders.batches import memory_for
 from frostline.loaders.epoch_loader import ArrayLoader, Change
 from frostline.loaders.fetch import Fetcher, FetchRows, NodeEngine
-from frostline.loaders.local_stage import Decode, FiniteCheck, UndecodedDealer, undecoded_bytes
+from frostline.loaders.local_stage import Decode, FiniteCheck, UndecodedRequests, undecoded_bytes
 from frostline.loaders.row_source import BatchFinisher, RowSource, blocks_of
 from frostline.loaders.sample_map import (
     ENCODED,
-    EncodedDealer,
-    MaskedDealer,
+    EncodedRequests,
+    MaskedRequests,
     PicklableFunction,
     SampleMap,
     declared_targets,
@@ -384,14 +384,16 @@ class LoaderFactory:
         """Where the rows of an epoch come from."""
         view = self.cache_policy.view(fetcher.preprocess, seed, epoch)
         decodes = _decodes(fetcher, self.router)
-        dealer: RequestSource = UndecodedDealer(self.router) if decodes else self.router
+        request_source: RequestSource = UndecodedRequests(self.router) if decodes else self.router
         fetch = self._paced(partial(fetch_of, view=view, has_targets=has_targets, decodes=not decodes))
         return RowSource(
             fetch=fetch(fetcher),
             fetch_from=fetch_from(fetcher, fetch),
             require_open=fetcher.require_open,
             has_choice=lambda: self.router.has_choice,
-            dealer=MaskedDealer(dealer, mask_bytes(fetcher.preprocess)) if has_targets else dealer,
+            request_source=MaskedRequests(request_source, mask_bytes(fetcher.preprocess))
+            if has_targets
+            else request_source,
             cache=self.cache_policy.cache(fetcher.preprocess, view, has_targets=has_targets),
             unreadable=self.collector.unreadable_ids,
             settings=self.settings,
@@ -414,12 +416,12 @@ class LoaderFactory:
     def _encoded(self, fetcher: Fetcher, seed: int, epoch: int, *, has_targets: bool) -> RowSource:
         """The same, of samples that nobody decodes; they are of any length, so none is kept."""
         source = self._source(fetcher, seed, epoch, has_targets=has_targets)
-        make, dealer = self._paced(fetch_encoded), EncodedDealer(self.router)
+        make, request_source = self._paced(fetch_encoded), EncodedRequests(self.router)
         return replace(
             source,
             fetch=make(fetcher),
             fetch_from=fetch_from(fetcher, make),
-            dealer=dealer,
+            request_source=request_source,
             cache=None,
             memory=None,
             tensors=(ENCODED,),

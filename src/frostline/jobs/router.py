@@ -74,9 +74,9 @@ class BothSides:
         self._taken_at: float | None = None
 
     @property
-    def dealt(self) -> int:
+    def assigned_samples(self) -> int:
         """See ``ShortestWait``."""
-        return self._ways.dealt
+        return self._ways.assigned_samples
 
     @property
     def samples_per_s(self) -> float:
@@ -96,10 +96,10 @@ class BothSides:
         with self._lock:
             return self._ways.shares
 
-    def deal(self, left: int, again: Route | None = None) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
         with self._lock:
-            return self._ways.deal(left, again)
+            return self._ways.next_request(left, again)
 
     def takes(self, routes: Iterable[Route]) -> bool:
         """See ``ShortestWait``."""
@@ -279,10 +279,10 @@ class Router:
         """Plan with the bytes a second that this says from now on, where the link gives more."""
         self._allowed_bytes_per_s = allowed_bytes_per_s
 
-    def deal(self, left: int, again: Route | None = None) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
         with self._lock:
-            return self._mixer.deal(left, again)
+            return self._mixer.next_request(left, again)
 
     def use(self, shares: Mapping[Route, float], *, follow: bool) -> None:
         """Deal by these shares from now on, and follow what is measured or not.
@@ -383,7 +383,7 @@ class Router:
         self._deal_by_shares()
         return Replanned(
             at_s=self.age_s,
-            samples=self._mixer.dealt,
+            samples=self._mixer.assigned_samples,
             before=mixture_in_words(before, self._cuts),
             after=mixture_in_words(shares, self._cuts),
             reason=reason,

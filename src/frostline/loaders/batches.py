@@ -383,7 +383,7 @@ class CachedRows:
     def _read(self, cache: TieredCache, run: Segment, places: _Ints, tell: Observer) -> Iterator[_Piece]:
         found, tensors = cache.read(run.ids[places])
         yield _Piece(places=places[found], tensors=tensors, is_kept=True)
-        missing = requests_for(self._source, self._samples, run, places[~found], self._source.dealer)
+        missing = requests_for(self._source, self._samples, run, places[~found], self._source.request_source)
         for delivery in self._arriving(missing, tell):
             yield _Piece(places=delivery.positions - run.start, tensors=delivery.batch.tensors)
             self.keep(delivery.batch)

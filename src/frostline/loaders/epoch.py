@@ -85,7 +85,7 @@ class EpochStream:
 
     def deal_again(self, request: PlannedRequest) -> PlannedRequest:
         """A request that nobody made yet, on the way that is best now."""
-        return deal_again(request, self.source.dealer)
+        return deal_again(request, self.source.request_source)
 
     def waits_for(self, before: "EpochStream") -> bool:
         """Its features are found where those of the epoch before are kept, if it is asked for after that."""

@@ -34,7 +34,7 @@ __all__ = (
     "FiniteCheck",
     "LocalPrefix",
     "LocalStage",
-    "UndecodedDealer",
+    "UndecodedRequests",
     "decode",
     "pieces",
     "undecoded_bytes",
@@ -52,20 +52,20 @@ Decode = Callable[[FeatureBatch, Samples], FeatureBatch]
 """Decodes the encoded samples of a batch, given where they are; those that cannot be decoded become skipped ones."""
 
 
-class UndecodedDealer:
-    """Another dealer's requests, of which encoded samples stay encoded in the window.
+class UndecodedRequests:
+    """Another source's requests, of which encoded samples stay encoded in the window.
 
     Args:
-        dealer: dealer that chooses the cut and codec of the next samples.
+        request_source: source that chooses the cut and codec of the next samples.
     """
 
-    def __init__(self, dealer: RequestSource) -> None:
-        self._dealer = dealer
+    def __init__(self, request_source: RequestSource) -> None:
+        self._request_source = request_source
 
-    def deal(self, left: int, again: Route | None = None) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
-        deal = self._dealer.deal(left, again)
-        return deal if deal.route.cut else replace(deal, bytes_per_sample=0)
+        following = self._request_source.next_request(left, again)
+        return following if following.route.cut else replace(following, bytes_per_sample=0)
 
 
 def undecoded_bytes(samples: SampleTable, preprocess: Preprocess, window_bytes: int) -> int:

@@ -136,9 +136,9 @@ class RequestPlanner:
         Args:
             begins: the window asks for nothing before it.
         """
-        dealer = self._source.dealer
+        request_source = self._source.request_source
         if begins and self._source.begins_short:
-            dealer = RampUp(dealer, RampLengths.of(self._source.settings))
+            request_source = RampUp(request_source, RampLengths.of(self._source.settings))
         ahead = self._blocks_ahead()
         for start in range(0, len(self._shard), _SEGMENT):
             segment = self._segment(start, min(start + _SEGMENT, len(self._shard)))
@@ -146,7 +146,7 @@ class RequestPlanner:
             held = segment.held
             missing = np.flatnonzero((held.rows < 0) & ~held.is_on_disk)
             plan = plan_requests if self.owned is None else self.owned.plan
-            for request in requests_for(self._source, self._samples, segment, missing, dealer, plan):
+            for request in requests_for(self._source, self._samples, segment, missing, request_source, plan):
                 self.asked = max(self.asked, int(request.positions[-1]) + 1)
                 if ahead is not None:
                     ahead.upto(self.asked)
@@ -185,12 +185,12 @@ def requests_for(
     samples: SampleTable,
     segment: Segment,
     places: _Ints,
-    dealer: RequestSource,
+    request_source: RequestSource,
     plan: PlanRequests = plan_requests,
 ) -> Iterator[PlannedRequest]:
     """Requests for the readable samples at some places, counted from the segment's first one."""
     readable = places[~np.isin(segment.ids[places], source.unreadable())]
-    return plan(samples, segment.rows[readable], segment.start + readable, dealer)
+    return plan(samples, segment.rows[readable], segment.start + readable, request_source)
 
 
 def prefetcher_of(source: RowSource, window: Window, on_event: Observer) -> Prefetcher:

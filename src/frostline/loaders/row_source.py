@@ -38,7 +38,7 @@ from frostline.ordering import BlockOrder, Resumed, Shard
 from frostline.prefetch.driver import Tuner
 from frostline.prefetch.owned_requests import OwnedRequests
 from frostline.prefetch.requests import Memory, RequestSource
-from frostline.stores.protocols import Place
+from frostline.stores.protocols import ByteRange
 from frostline.stores.readahead import BlockReads
 from frostline.transport import ReadsBlocks, Transport
 
@@ -182,7 +182,7 @@ class BlockPrefetch:
         rows = self._order.at(positions[: others[0]] if len(others) else positions)
         self._stop += len(rows)
         chosen = self._samples.take(rows[self._is_wanted(self._samples.ids_at(rows))])
-        places = list(map(Place, chosen.objects, chosen.offsets.tolist(), chosen.lengths.tolist()))
+        places = list(map(ByteRange, chosen.objects, chosen.offsets.tolist(), chosen.lengths.tolist()))
         self._reads.expect(places, chosen.versions)
         self._told.append(_Group(start=start, stop=self._stop, requests=self._reads.told))
 
@@ -233,6 +233,13 @@ class Unpackable:
         """Names of what the batch holds, as ``dict(batch)`` asks for them."""
         return [name for name in ("features", "labels", "targets", "ids") if getattr(self, name) is not None]
 
+    def __contains__(self, name: object) -> bool:
+        """Whether ``batch[name]`` gives something."""
+        try:
+            return isinstance(name, str) and self[name] is not None
+        except KeyError:
+            return False
+
     def __getitem__(self, name: str | int) -> Any:
         """What the batch holds by that name, or at that place of the two that it unpacks to.
 
@@ -268,6 +275,8 @@ class Unpackable:
     if not TYPE_CHECKING:  # which would take any name for one that there is
 
         def __getattr__(self, name: str) -> Any:
+            if name == "target" and self.targets is None:  # as the batch unpacks
+                return self.labels
             if name in _FIELDS:
                 return getattr(self, _FIELDS[name])
             if name in _PIXELS:
@@ -406,7 +415,7 @@ class RowSource:
 
     Attributes:
         fetch: function that makes one request and yields rows at the frost line.
-        dealer: dealer that chooses the cut and codec of the next request.
+        request_source: source that chooses the cut and codec of the next request.
         cache: cache that keeps features between epochs; None where they differ from epoch to epoch.
         unreadable: ids that are known to be unreadable; they are not asked for again.
         settings: settings of the window.
@@ -433,7 +442,7 @@ class RowSource:
     """
 
     fetch: FetchRows
-    dealer: RequestSource
+    request_source: RequestSource
     cache: TieredCache | None
     unreadable: Callable[[], npt.NDArray[np.int64]]
     settings: LoaderSettings

@@ -36,10 +36,10 @@ from frostline.preprocess.transforms import Declared, Form
 
 __all__ = (
     "ENCODED",
-    "EncodedDealer",
+    "EncodedRequests",
     "EncodedRowStream",
     "Masked",
-    "MaskedDealer",
+    "MaskedRequests",
     "PicklableFunction",
     "RestOfTransform",
     "Sample",
@@ -360,22 +360,26 @@ def mask_bytes(preprocess: Preprocess) -> int:
     return height * width * np.dtype(MASK_DTYPE).itemsize
 
 
-class MaskedDealer:
-    """The requests of another dealer, with memory for masks.
+class MaskedRequests:
+    """The requests of another source, with memory for masks.
 
     Args:
-        dealer: dealer that chooses the cut and codec of the next samples.
+        request_source: source that chooses the cut and codec of the next samples.
         nbytes: bytes of a mask.
     """
 
-    def __init__(self, dealer: RequestSource, nbytes: int) -> None:
-        self._dealer = dealer
+    def __init__(self, request_source: RequestSource, nbytes: int) -> None:
+        self._request_source = request_source
         self._nbytes = nbytes
 
-    def deal(self, left: int, again: Route | None = None) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
-        deal = self._dealer.deal(left, again)
-        return replace(deal, bytes_per_sample=deal.bytes_per_sample + self._nbytes) if deal.bytes_per_sample else deal
+        following = self._request_source.next_request(left, again)
+        return (
+            replace(following, bytes_per_sample=following.bytes_per_sample + self._nbytes)
+            if following.bytes_per_sample
+            else following
+        )
 
 
 class Masked:
@@ -489,19 +493,19 @@ def fetch_encoded(fetcher: Fetcher) -> FetchRows:
     return lambda samples, route: EncodedRowStream(fetcher, samples, route)
 
 
-class EncodedDealer:
-    """The requests of another dealer, for encoded samples.
+class EncodedRequests:
+    """The requests of another source, for encoded samples.
 
     Args:
-        dealer: dealer that chooses the number of samples of a request.
+        request_source: source that chooses the number of samples of a request.
     """
 
-    def __init__(self, dealer: RequestSource) -> None:
-        self._dealer = dealer
+    def __init__(self, request_source: RequestSource) -> None:
+        self._request_source = request_source
 
-    def deal(self, left: int, again: Route | None = None) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
-        return replace(self._dealer.deal(left, again), route=Route(0), bytes_per_sample=0)
+        return replace(self._request_source.next_request(left, again), route=Route(0), bytes_per_sample=0)
 
 
 class EncodedRowStream:

@@ -112,6 +112,8 @@ class Batch(Unpackable):
             device: device to copy to, such as ``"cuda"``.
             non_blocking: True lets the loop continue while page-locked memory is copied, as in PyTorch.
         """
+        if isinstance(device, torch.dtype):
+            raise TypeError(f"a batch goes to a device: write x = batch.features.to({device}), or torch.autocast")
         if isinstance(self.features, torch.Tensor):
             features: Features = self.features.to(device, non_blocking=non_blocking)
         else:

@@ -28,6 +28,7 @@ __all__ = (
 )
 
 _ALL_BUT_THE_CLASSIFIER = "features"
+_MAX_SHOWN = 12
 _ASKED = "frostline_until"
 """The attribute of a network that was frozen which says up to where, so that a job can tell what became of it."""
 
@@ -93,6 +94,10 @@ def require_network(model: object) -> None:
     if isinstance(model, nn.Module):
         return
     hint = f": write timm.create_model({model.rpartition(':')[2]!r}, pretrained=True)" if isinstance(model, str) else ""
+    if isinstance(model, type):
+        hint = f": write {model.__name__}()"
+    elif isinstance(model, dict):
+        hint = ": give the network whose weights these are"
     raise SettingError(f"model takes a torch.nn.Module, not {describe_value(model)}{hint}")
 
 
@@ -209,10 +214,15 @@ def layer_of(model: nn.Module, path: str) -> nn.Module:
     modules: dict[str, nn.Module] = dict(unwrap(model).named_modules())
     found = modules.get(resolved_path(model, path)) if path else None
     if found is None:
-        raise UnknownLayer(
-            f"the network has no layer {path!r}{suggest_names(path, [name for name in modules if name])}"
-        )
+        raise UnknownLayer(f"the network has no layer {path!r}{_layers_near(path, [name for name in modules if name])}")
     return found
+
+
+def _layers_near(path: str, names: Sequence[str]) -> str:
+    """The layers that a wrong path probably means, else the first ones of those that lie within no other."""
+    whole = [name for name in names if "." not in name]
+    shown = ", ".join(whole[:_MAX_SHOWN]) + (", …" if len(whole) > _MAX_SHOWN else "")
+    return suggest_names(path, names) or f"; it has {shown}"
 
 
 def requested_line(model: nn.Module) -> str | None:
@@ -310,7 +320,7 @@ def _up_to(model: nn.Module, until: str, used: list[tuple[str, nn.Parameter | No
         return [*idle, *(parameter for _, parameter in used[: ends[-1]] if parameter is not None)]
     if until != _ALL_BUT_THE_CLASSIFIER:
         raise UnknownLayer(
-            f"the network has no layer {until!r}{suggest_names(until, [*paths, _ALL_BUT_THE_CLASSIFIER])}"
+            f"the network has no layer {until!r}{_layers_near(until, [*paths, _ALL_BUT_THE_CLASSIFIER])}"
         )
     kept = {id(parameter) for parameter in classifier_of(model, used)[1].parameters()}
     return [parameter for parameter in model.parameters() if id(parameter) not in kept]

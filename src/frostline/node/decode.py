@@ -25,7 +25,7 @@ from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pix
 from frostline.preprocess.decoders import takes_decoders
 from frostline.stores.disk_tier import LocalTier, TierStatistics, tier_name
 from frostline.stores.local import MmapFolder
-from frostline.stores.protocols import Buffer, Place, Versioned, is_other_version
+from frostline.stores.protocols import Buffer, ByteRange, Versioned, is_other_version
 from frostline.stores.readahead import ReadAhead
 
 __all__ = (
@@ -62,7 +62,7 @@ class LocalSamples:
         versions = samples.versions if len(samples.versions) else [""] * len(samples)
         self._versions = versions
         self._names = [
-            tier_name(url, Place(*place), version) if version else None
+            tier_name(url, ByteRange(*place), version) if version else None
             for place, version in zip(places, versions, strict=True)
         ]
 
@@ -108,7 +108,7 @@ class NodeTier:
         tier = self._for(samples.objects if reading == URLS else (url,))
         return None if tier is None or reading == UNPACKED else LocalSamples(tier, url, samples)
 
-    def has(self, url: str, place: Place, version: str) -> bool:
+    def has(self, url: str, place: ByteRange, version: str) -> bool:
         """Whether a sample that is an object of its own is kept; ``url`` is the root of its data."""
         tier = self._for((url,))
         return tier is not None and bool(version) and tier.has(tier_name(url, place, version))
@@ -332,9 +332,9 @@ class StoredSamples:
         if not version:
             self._unknown.add(row)
 
-    def _place(self, row: int) -> Place:
+    def _place(self, row: int) -> ByteRange:
         samples = self._samples
-        return Place(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
+        return ByteRange(samples.objects[row], int(samples.offsets[row]), int(samples.lengths[row]))
 
 
 class SampleReader(StoredSamples):

@@ -65,7 +65,7 @@ function show_card(card, job, several) {
   fill(find("track"), share, done);
   put_figures(find("rates"), [["samples_per_s", said.samples_per_s, rate, " samples/s"], ["stall_share", said.stall_share, percent, " of the time waiting"], ["processes", said.processes, whole, said.processes === 1 ? " process" : " processes"]]);
   put_figures(find("crossed"), [["samples", said.samples, whole, " samples in all"], ["wire_bytes", said.wire_bytes, bytes, " crossed"], ["saved", said.saved.bytes, signed, " saved"]]);
-  find("cause").textContent = said.hindrance ? said.hindrance.says : "";
+  find("cause").textContent = said.bottleneck ? said.bottleneck.says : "";
   show_plan(card, job);
 }
 function put_figures(line, figures) {

@@ -457,7 +457,7 @@ class Readers:
         self._queues: OrderedDict[str, _Queue] = OrderedDict()  # of those with equal shares the first is next
         self._at_work: Counter[str] = Counter()
 
-    def lane(self, tenant: str, *, is_urgent: bool = False) -> Executor:
+    def executor_for(self, tenant: str, *, is_urgent: bool = False) -> Executor:
         """An executor that runs calls in a tenant's name; it need not be shut down.
 
         Args:

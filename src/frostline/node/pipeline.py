@@ -38,7 +38,7 @@ from frostline.preprocess import Preprocess, Tokenize
 from frostline.preprocess.apply import decode_into, pixels_needed, scratch_bytes
 from frostline.preprocess.tokens import content_digest
 from frostline.stores.cql.store import CqlStore
-from frostline.stores.protocols import Buffer, LinkBounds, Place, StoreLimits, Versioned
+from frostline.stores.protocols import Buffer, ByteRange, LinkBounds, StoreLimits, Versioned
 from frostline.stores.readahead import ReadAhead, ReadAheadQueue, SecondReads
 from frostline.stores.reads import SharedReads
 from frostline.stores.urls import is_within, normalise_url, parse_url
@@ -371,7 +371,7 @@ class Stores:
             allowed: roots under which the tenant may read; None for all.
             reading: the way that the bytes at the samples' addresses are found.
             objects: objects to be read; if they are URLs, each must lie under an allowed root too.
-            mapped: True to read sealed objects of a local folder from memory maps.
+            mapped: True to read read-only objects of a local folder from memory maps.
             decoder: decoder of cells for the tenant; None decodes them in this process, for all.
 
         Raises:
@@ -456,7 +456,7 @@ def checked_preprocess(request: FeatureRequest) -> Preprocess:
 def read_ahead(
     store: Versioned,
     request: FeatureRequest,
-    places: Sequence[Place],
+    places: Sequence[ByteRange],
     ahead: Pool,
     queue: ReadAheadQueue,
     second: SecondReads | None,

@@ -383,20 +383,23 @@ class Profiler:
         shape = (pad_rows(rows), *preprocess.shape)
         # The node's hardware and reference engine never change, so they are not part of the key.
         key = (request.prefix, pad_rows(rows), preprocess.digest)
-        lane, nbytes = self._resources.lane(account), 2 * np.dtype(preprocess.dtype).itemsize * math.prod(shape)
+        request_memory, nbytes = (
+            self._resources.request_memory(account),
+            2 * np.dtype(preprocess.dtype).itemsize * math.prod(shape),
+        )
         measurement = (
             self._measurement(wanted, run, resident, nbytes, self._networks.get(key)) if run and resident else None
         )
         nbytes += 0 if measurement is None else measurement.nbytes
         # Samples for trials take no more than a batch may, unless the profile needed more already.
-        max_bytes = max(nbytes, lane.batch_bytes)
+        max_bytes = max(nbytes, request_memory.batch_bytes)
         tried = _shape_of_tried(wanted, preprocess, max_bytes) if measurement is not None else ()
         kind = np.dtype(np.float32 if preprocess.levels is None else np.uint8)
         tried_bytes = kind.itemsize * math.prod(tried) if tried else 0
         # The samples for trials are read when those of the measurement have been freed.
-        reservation = held.enter_context(lane.reserve(max(nbytes, tried_bytes), scope.is_cancelled))
+        reservation = held.enter_context(request_memory.reserve(max(nbytes, tried_bytes), scope.is_cancelled))
         slab = np.zeros(shape, preprocess.dtype)
-        readers = self._resources.readers.lane(account.name)
+        readers = self._resources.readers.executor_for(account.name)
         loaded = load(reader, slab, rows, readers, scope, counters)
         network = None if measurement is None else measurement.network(slab)
         del slab
@@ -437,20 +440,20 @@ class Profiler:
         held: ExitStack,
     ) -> Profile:
         """Choose the engine only, on samples that are read for its trials."""
-        lane, choice = self._resources.lane(account), Choice(engine=REFERENCE, trials=())
+        request_memory, choice = self._resources.request_memory(account), Choice(engine=REFERENCE, trials=())
         if resident is None:
             return self._profile_of(_NOTHING, (), (), choice)
         run = PrefixRun(resident, len(resident.prefix.cuts), self._resources.devices, scope, account)
         run.check()
-        shape = _shape_of_tried(wanted, preprocess, lane.batch_bytes)
+        shape = _shape_of_tried(wanted, preprocess, request_memory.batch_bytes)
         some = np.zeros((ROWS, *preprocess.shape), np.float32)
         is_wanted = shape[0] and wanted.accuracy != EXACT and _can_be_tried(preprocess)
         # A job waits, and an engine that is worth it differs by more than two runs do.
         reference = MeasuredReference(run, partial(run.seconds, some, repeats=1), resident.prefix.cuts)
         if is_wanted and self._bridge.trials.are_wanted(wanted, partial(reference.seconds, len(resident.prefix.cuts))):
             pixels: Pixels = np.zeros(shape, np.dtype(np.float32 if preprocess.levels is None else np.uint8))
-            held.enter_context(lane.reserve(pixels.nbytes, scope.is_cancelled))
-            load(reader, pixels, len(pixels), self._resources.readers.lane(account.name), scope, Counters())
+            held.enter_context(request_memory.reserve(pixels.nbytes, scope.is_cancelled))
+            load(reader, pixels, len(pixels), self._resources.readers.executor_for(account.name), scope, Counters())
             requester = self._requester(wanted.features, account, scope)
             choice = self._bridge.trials.choose_engine(
                 wanted, resident.prefix, pixels, reference, requester, preprocess.levels

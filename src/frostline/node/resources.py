@@ -44,7 +44,7 @@ from frostline.preprocess.tokens import has_tokenizers, opened_tokenizer
 from frostline.stores.cql.store import CqlStore
 from frostline.stores.disk_tier import TierStatistics
 from frostline.stores.local import FolderStore, MmapFolder
-from frostline.stores.protocols import Place, Versioned
+from frostline.stores.protocols import ByteRange, Versioned
 from frostline.stores.readahead import BlockReads, ReadAheadQueue, SecondReads
 from frostline.stores.retry import HedgedReads
 from frostline.wire.messages import FeatureRequest
@@ -112,7 +112,7 @@ class Resources:
         self.decoders = Decoders(self.pools["decode"].total_bytes, settings.decode_threads)
         self.gate = Gate(settings.max_requests, self.pools["messages"], self._work, self.tenants.accounts)
 
-    def lane(self, account: Account, device_s: Callable[[], float] = float) -> RequestMemory:
+    def request_memory(self, account: Account, device_s: Callable[[], float] = float) -> RequestMemory:
         """A request's access to the memory for work.
 
         Args:
@@ -284,7 +284,7 @@ class BlockReadRegistry:
         reading: str,
         threads: Executor,
         max_bytes: int,
-        is_here: Callable[[Place, str], bool],
+        is_here: Callable[[ByteRange, str], bool],
     ) -> BlockReads | None:
         """Open block reads of a store; None if neighbours are no faster together, as in a folder or a table.
 
@@ -307,7 +307,7 @@ class BlockReadRegistry:
             self._reads[reads] = store
             return reads
 
-    def over(self, store: Versioned, places: Sequence[Place]) -> Versioned | None:
+    def over(self, store: Versioned, places: Sequence[ByteRange]) -> Versioned | None:
         """The open block reads that hold these places of a store; None if there are none."""
         with self._lock:
             found = [reads for reads, read in self._reads.items() if read is store]
@@ -348,7 +348,7 @@ class RequestOpener:
     @property
     def decoders(self) -> Decoders | None:
         """Processes that decode, where somebody may ask who is not the node's own user; None decodes in this one."""
-        return self._processes if self._tenants.has_strangers and Decoders.are_possible() else None
+        return self._processes if self._tenants.has_restricted_tenants and Decoders.are_possible() else None
 
     def _reads_of(self, account: Account) -> ReadWatch:
         with self._lock:
@@ -365,7 +365,7 @@ class RequestOpener:
         """
         with self._lock:
             watched = dict(self._reads)
-        if not self._tenants.has_strangers:
+        if not self._tenants.has_restricted_tenants:
             return next(filter(None, (watch.trouble() for watch in watched.values())), "")
         own = "" if asker is None or asker.name not in watched else watched[asker.name].trouble()
         count = sum(bool(watch.trouble()) for watch in watched.values())
@@ -396,8 +396,8 @@ class RequestOpener:
             BadRequest: The data set does not lie under a root of this node that the account may read.
         """
         store = self.stores.store(data, account.settings.roots, reading=reading, decoder=self._cells_apart(account))
-        lane = self._waiters.lane(account.name)
-        return self._blocks.open(store, reading, lane, max_bytes, partial(self._tier.has, data))
+        executor = self._waiters.executor_for(account.name)
+        return self._blocks.open(store, reading, executor, max_bytes, partial(self._tier.has, data))
 
     def load_tokenizer(
         self,
@@ -470,7 +470,7 @@ class RequestOpener:
             return SampleReader(store, samples, preprocess, request.view, decoding, scope.is_cancelled)
         # A measurement must read every sample from the store, even those on the node's disk.
         here = None if is_measured else self._tier.of(request.data, request.reading, samples)
-        places = list(map(Place, samples.objects, samples.offsets.tolist(), samples.lengths.tolist()))
+        places = list(map(ByteRange, samples.objects, samples.offsets.tolist(), samples.lengths.tolist()))
         if here is not None:
             places = [place for row, place in enumerate(places) if not here.has(row)]
         ahead = self._blocks.over(store, places)
@@ -511,7 +511,7 @@ class RequestOpener:
         maximum = {"maximum": self._settings.read_threads, "max_bytes": self._ahead.total_bytes}
         with self._lock:
             return self._queues.setdefault(
-                tenant, ReadAheadQueue(self._ahead.take, self._waiters.lane(tenant), **maximum)
+                tenant, ReadAheadQueue(self._ahead.take, self._waiters.executor_for(tenant), **maximum)
             )
 
     def _second_reads(self, store: Versioned, account: Account, counters: Counters) -> SecondReads | None:
@@ -519,7 +519,7 @@ class RequestOpener:
             return None
         with self._lock:
             late = self._late.setdefault(store, HedgedReads(self._settings.hedge_quantile))
-        threads = self._waiters.lane(account.name, is_urgent=True)
+        threads = self._waiters.executor_for(account.name, is_urgent=True)
         return SecondReads(late=late, threads=threads, made=partial(counters.add, hedged_reads=1))
 
     def store(self, request: FeatureRequest, preprocess: Preprocess, account: Account) -> Versioned:

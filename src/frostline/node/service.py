@@ -293,7 +293,9 @@ class Node(Closing):
         reason = self._stores.unreadable_reason()
         # Whoever reaches the port may ask.
         return (
-            "a folder that it serves cannot be listed" if reason and self._resources.tenants.has_strangers else reason
+            "a folder that it serves cannot be listed"
+            if reason and self._resources.tenants.has_restricted_tenants
+            else reason
         )
 
     def drain(self) -> None:
@@ -399,7 +401,7 @@ class Node(Closing):
             account.check_may("upload", digest)
         admission = self.admit(0, account)
         kind = PieceUpload if is_in_pieces else Upload
-        return kind(self._prefixes, digest, self._resources.lane(admission.account), length, admission)
+        return kind(self._prefixes, digest, self._resources.request_memory(admission.account), length, admission)
 
     def held_pieces(self, account: Account | None = None) -> set[str]:
         """The pieces of the prefixes that a tenant uploaded; see ``wire.pieces``."""
@@ -557,9 +559,9 @@ class Node(Closing):
     ) -> RequestOutput:
         preprocess = self._opener.load_tokenizer(request, preprocess, account, held, scope.revoke)
         reader = self._opener.reader(request, preprocess, account, counters, scope, held, sent=sent)
-        lane = self._resources.lane(account)
+        request_memory = self._resources.request_memory(account)
         if request.cut == 0:
-            return EncodedOutput(request.samples, reader, lane, _ENCODED_ROWS)
+            return EncodedOutput(request.samples, reader, request_memory, _ENCODED_ROWS)
         is_run = request.cut > 1
         resident = run = None
         if is_run:
@@ -576,7 +578,7 @@ class Node(Closing):
             request.samples,
             reader,
             preprocess.sample,
-            lane,
+            request_memory,
             packing,
             max_rows=maximum,
             run=run,
@@ -588,10 +590,15 @@ class Node(Closing):
         self, output: RequestOutput, account: Account, counters: Counters, scope: CancelScope
     ) -> Generator[FeatureBatch, None, None]:
         if isinstance(output, Decoded) and output.has_run:
-            lane = self._resources.lane(account, lambda: output.device_s)
-            return batches(output, lane, self._resources.readers.lane(account.name), scope)
+            request_memory = self._resources.request_memory(account, lambda: output.device_s)
+            return batches(output, request_memory, self._resources.readers.executor_for(account.name), scope)
         return self._resources.charge_rows(
-            batches(output, self._resources.lane(account), self._resources.readers.lane(account.name), scope),
+            batches(
+                output,
+                self._resources.request_memory(account),
+                self._resources.readers.executor_for(account.name),
+                scope,
+            ),
             account,
             counters,
         )

@@ -304,7 +304,7 @@ class Tenants:
         return self._everybody
 
     @property
-    def has_strangers(self) -> bool:
+    def has_restricted_tenants(self) -> bool:
         """Whether a tenant may not see all, as the user who started the node may."""
         return any(not account.settings.sees_all for account in self._accounts)
 

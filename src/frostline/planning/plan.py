@@ -210,7 +210,7 @@ class Optimum:
     prices: Floats
 
 
-def optimum(costs: Floats, weights: Floats, *, slack: float = 0.0) -> Optimum:
+def optimum(costs: Floats, weights: Floats, *, tolerance: float = 0.0) -> Optimum:
     """The mixture of ways with the greatest throughput; of equally fast ones that of the least weight.
 
     All resources work at the same time, each on another sample. With ``y_i`` samples a second on way ``i``, resource
@@ -231,7 +231,7 @@ def optimum(costs: Floats, weights: Floats, *, slack: float = 0.0) -> Optimum:
     Args:
         costs: ``float64[n, r]``, seconds a sample that way ``i`` takes of resource ``r``; finite, not negative.
         weights: ``float64[n]``, that breaks ties, such as bytes a sample; not negative.
-        slack: mixtures whose throughput is less by this share count as equally fast.
+        tolerance: mixtures whose throughput is less by this share count as equally fast.
 
     Returns:
         The optimum. Its seconds are within 5e-6 of the least possible, whatever the size of the costs: ways are
@@ -245,7 +245,7 @@ def optimum(costs: Floats, weights: Floats, *, slack: float = 0.0) -> Optimum:
     ways = np.flatnonzero(single_s <= unit_s * _HOPELESS)
     loads, rates = costs[ways] / single_s[ways, np.newaxis], unit_s / single_s[ways]
     fastest = _fastest(loads, rates)
-    chosen = _lightest(loads, rates, weights[ways], minimum=-fastest.fun * (1 - slack))
+    chosen = _lightest(loads, rates, weights[ways], minimum=-fastest.fun * (1 - tolerance))
     # On nearly parallel ways rounding may leave one way too many: the fastest mixture of those has no more than r.
     if np.count_nonzero(chosen) > costs.shape[1]:
         few = np.flatnonzero(chosen)
@@ -253,7 +253,7 @@ def optimum(costs: Floats, weights: Floats, *, slack: float = 0.0) -> Optimum:
     shares = np.zeros(len(costs))
     shares[ways] = chosen
     prices = np.maximum(0.0, -fastest.ineqlin.marginals)
-    seconds = unit_s / -fastest.fun if slack else (shares @ costs).max()
+    seconds = unit_s / -fastest.fun if tolerance else (shares @ costs).max()
     return Optimum(shares=shares, seconds=float(seconds), prices=prices / prices.sum())
 
 
@@ -373,7 +373,10 @@ def explain_single(best: Candidate, *, near: int, noise: float, encoded: Candida
     if near > 1:
         among = f"ships the fewest bytes of the {near} ways within {_percent(noise)} of the fastest"
     if near > 1 and best.wire_bytes_per_sample > min_bytes:
-        among = f"has the fastest codec on one machine, of the {near} ways within {_percent(noise)} of the fastest"
+        among = (
+            f"is the cut with the fewest bytes among the {near} ways within {_percent(noise)} of the fastest; "
+            "on one machine its fastest codec is used"
+        )
     size = in_bytes(best.wire_bytes_per_sample)
     return f"{name_candidate(best)} {among}: {size} a sample{_beside_encoded(best, encoded)}"
 
@@ -532,7 +535,7 @@ def _best(situation: Situation, noise: float) -> Plan:
     exact = optimum(
         np.array([[option.seconds[name] for name in names] for option in possible]),
         np.array([option.candidate.wire_bytes_per_sample for option in possible], np.float64),
-        slack=min(noise, _LIGHTER),
+        tolerance=min(noise, _LIGHTER),
     )
     greatest = 1 / exact.seconds if exact.seconds > 0 else math.inf
     near = _near(possible, greatest, noise, same_host=situation.same_host)

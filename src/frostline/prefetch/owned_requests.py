@@ -85,7 +85,7 @@ class OwnedRequests:
         return len(self._owners().nodes)
 
     def plan(
-        self, table: SampleTable, rows: _Ints, positions: _Ints, dealer: RequestSource
+        self, table: SampleTable, rows: _Ints, positions: _Ints, request_source: RequestSource
     ) -> Iterator[PlannedRequest]:
         """Divide what an epoch must ask for; see ``prefetch.requests.plan_requests``."""
         whole = self._whole_rows(rows)
@@ -97,7 +97,7 @@ class OwnedRequests:
             pieces, waiting = in_pieces(owners.of_rows(whole[places]), places, self._request_rows, oldest)
             for piece, missing in zip(pieces, _missing(pieces, waiting, stop), strict=True):
                 nodes = _nodes(owners, int(whole[piece[0]]))
-                for request, rest in _dealt(table, rows, positions, dealer, piece):
+                for request, rest in _requests_of_piece(table, rows, positions, request_source, piece):
                     self._mark(len(request), positions, min([missing, *rest[:1].tolist()]))
                     yield replace(request, nodes=nodes)
 
@@ -164,16 +164,19 @@ def _missing(pieces: Sequence[_Ints], waiting: _Ints, stop: int) -> list[int]:
     return [min(first, following) for following in [*(int(piece[0]) for piece in pieces[1:]), stop]][: len(pieces)]
 
 
-def _dealt(
-    table: SampleTable, rows: _Ints, positions: _Ints, dealer: RequestSource, piece: _Ints
+def _requests_of_piece(
+    table: SampleTable, rows: _Ints, positions: _Ints, request_source: RequestSource, piece: _Ints
 ) -> Iterator[tuple[PlannedRequest, _Ints]]:
     """The requests for the samples of one owner, each with the places that are left after it."""
     while len(piece):
-        deal = dealer.deal(len(piece))
-        chosen, piece = piece[: deal.rows], piece[deal.rows :]
+        following = request_source.next_request(len(piece))
+        chosen, piece = piece[: following.rows], piece[following.rows :]
         samples = table.take(rows[chosen])
         request = PlannedRequest(
-            positions=positions[chosen], samples=samples, expected_bytes=deal.bytes_of(samples), route=deal.route
+            positions=positions[chosen],
+            samples=samples,
+            expected_bytes=following.bytes_of(samples),
+            route=following.route,
         )
         yield request, piece
 

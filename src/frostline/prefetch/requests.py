@@ -138,7 +138,7 @@ class NextRequest:
 class RequestSource(Protocol):
     """Says which way the next samples take. It is asked when the window has capacity, and not before."""
 
-    def deal(self, left: int, again: Route | None = None) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """The next request, of one sample to ``left``; whoever asks makes it.
 
         Args:
@@ -148,7 +148,7 @@ class RequestSource(Protocol):
 
 
 def plan_requests(
-    table: SampleTable, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], dealer: RequestSource
+    table: SampleTable, rows: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], request_source: RequestSource
 ) -> Iterator[PlannedRequest]:
     """Divide what an epoch must ask for into requests. Lazy: a request is made when the window has capacity for it.
 
@@ -156,21 +156,23 @@ def plan_requests(
         table: the data set.
         rows: ``int64[n]``, rows of the table to ask for; leave out what the cache holds.
         positions: ``int64[n]``, the place in the epoch of each of them, ascending.
-        dealer: source that chooses each request's length and way.
+        request_source: source that chooses each request's length and way.
     """
     start = 0
     while start < len(positions):
-        deal = dealer.deal(len(positions) - start)
-        chosen = positions[start : start + deal.rows]
-        samples = table.take(rows[start : start + deal.rows])
+        following = request_source.next_request(len(positions) - start)
+        chosen = positions[start : start + following.rows]
+        samples = table.take(rows[start : start + following.rows])
         start += len(chosen)
-        yield PlannedRequest(positions=chosen, samples=samples, expected_bytes=deal.bytes_of(samples), route=deal.route)
+        yield PlannedRequest(
+            positions=chosen, samples=samples, expected_bytes=following.bytes_of(samples), route=following.route
+        )
 
 
-def deal_again(request: PlannedRequest, dealer: RequestSource) -> PlannedRequest:
+def deal_again(request: PlannedRequest, request_source: RequestSource) -> PlannedRequest:
     """The same samples on the way that is best now, where nobody has asked for them yet."""
-    deal = dealer.deal(len(request), request.route)
-    return replace(request, expected_bytes=deal.bytes_of(request.samples), route=deal.route)
+    following = request_source.next_request(len(request), request.route)
+    return replace(request, expected_bytes=following.bytes_of(request.samples), route=following.route)
 
 
 # Whole requests with which a ramp begins: one answer is on its way while another is read.
@@ -219,23 +221,23 @@ class RampUp:
     and a processor without work while the first of them are read; a batch, too, has to wait for more than its samples.
 
     Args:
-        dealer: dealer that chooses the cut and codec of the next samples.
+        request_source: source that chooses the cut and codec of the next samples.
         lengths: the most samples in each request.
     """
 
-    def __init__(self, dealer: RequestSource, lengths: RampLengths) -> None:
-        self._dealer = dealer
+    def __init__(self, request_source: RequestSource, lengths: RampLengths) -> None:
+        self._request_source = request_source
         self._lengths = lengths
-        self._dealt = 0
+        self._assigned = 0
 
-    def deal(self, left: int, again: Route | None = None) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
         if again is not None:
-            return self._dealer.deal(left, again)
-        maximum = self._lengths.at(self._dealt)
-        self._dealt += 1
-        # After the beginning the dealer alone says how many.
-        return self._dealer.deal(left if maximum == self._lengths.whole else min(left, maximum))
+            return self._request_source.next_request(left, again)
+        maximum = self._lengths.at(self._assigned)
+        self._assigned += 1
+        # After the beginning the source alone says how many.
+        return self._request_source.next_request(left if maximum == self._lengths.whole else min(left, maximum))
 
 
 class WeightedRoutes:
@@ -256,14 +258,14 @@ class WeightedRoutes:
     ) -> None:
         self._samples_per_request = samples_per_request
         self._bytes_per_sample = bytes_per_sample
-        self._dealt = 0
+        self._assigned = 0
         self._probe: tuple[Route, int] | None = None
         self.change(shares)
 
     @property
-    def dealt(self) -> int:
+    def assigned_samples(self) -> int:
         """Samples dealt so far, in all mixtures."""
-        return self._dealt
+        return self._assigned
 
     def change(self, shares: Mapping[Route, float]) -> None:
         """Deal by another mixture from now on; what was dealt stays."""
@@ -275,13 +277,13 @@ class WeightedRoutes:
         """Let the next request be this one, whatever the shares: its samples are wanted anyway."""
         self._probe = (route, rows)
 
-    def deal(self, left: int, again: Route | None = None) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``; what was dealt keeps its way."""
         if again is not None:
             return NextRequest(route=again, rows=left, bytes_per_sample=self._bytes_per_sample(again))
         route, rows = self._probe or (self._max_owed(left), self._samples_per_request)
         rows = min(rows, left)
-        self._dealt += rows
+        self._assigned += rows
         if self._probe is None:
             for way, share in self._shares.items():
                 self._owed[way] += share * rows
@@ -369,15 +371,15 @@ class ShortestWait:
         self._clock = clock
         self._bound = bound
         self._rows_per_run = dict(rows_per_run or {})
-        self._dealt: Counter[Route] = Counter()
+        self._assigned: Counter[Route] = Counter()
         self._are_bound: dict[Route, bool] = {}
         self._closed: dict[Route, float] = {}
         self._spared: Route | None = None
 
     @property
-    def dealt(self) -> int:
+    def assigned_samples(self) -> int:
         """Samples dealt so far."""
-        return self._dealt.total()
+        return self._assigned.total()
 
     @property
     def samples_per_s(self) -> float:
@@ -396,7 +398,7 @@ class ShortestWait:
     @property
     def shares(self) -> dict[Route, float]:
         """Of the samples dealt so far; of what is believed, before any was."""
-        counts = self._dealt if self._dealt else Counter({route: way.prior for route, way in self._ways.items()})
+        counts = self._assigned if self._assigned else Counter({route: way.prior for route, way in self._ways.items()})
         whole = sum(counts.values())
         return {route: count / whole for route, count in counts.items()}
 
@@ -428,7 +430,7 @@ class ShortestWait:
         if way is not None:
             way.rows, way.busy_s, way.since = 0.0, 0.0, self._clock()
 
-    def deal(self, left: int, again: Route | None = None) -> NextRequest:
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
         now = self._clock()
         if again is None:
@@ -441,7 +443,7 @@ class ShortestWait:
             way.since = now
         way.waiting += rows
         way.bounded_until = max(now, way.bounded_until) + rows / self._bound(route)
-        self._dealt[route] += rows
+        self._assigned[route] += rows
         return NextRequest(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
 
     def _first_done(self, left: int, now: float) -> tuple[Route, int]:
@@ -473,7 +475,7 @@ class ShortestWait:
         if way is not None:
             way.waiting = max(0, way.waiting - rows)
             way.bounded_until = max(now, way.bounded_until - rows / self._bound(route))
-            self._dealt[route] -= rows
+            self._assigned[route] -= rows
 
     def finish_rows(self, route: Route, rows: int) -> None:
         """Rows of a way are where the loop can have them."""

@@ -28,6 +28,7 @@ from frostline.preprocess.tokens import TextTokenizer, content_digest, fit_lengt
 from frostline.preprocess.transforms import from_transform
 
 __all__ = (
+    "PRESETS",
     "Applied",
     "CenterCrop",
     "ColorJitter",
@@ -50,6 +51,7 @@ __all__ = (
     "from_transform",
     "imagenet",
     "named_inputs",
+    "preset_of",
     "text",
 )
 
@@ -77,6 +79,7 @@ def imagenet(size: int, augment: bool = False, *, value_range: tuple[float, floa
         value_range: the values that become black and white in grey images with more than 8 bits per pixel, such as
             ``(0, 65535)`` for X-rays; see ``Decode``.
     """
+    check_type("augment", augment, bool)
     decode = Decode(value_range=value_range)
     return Preprocess(steps=(decode, *_geometry(size, augment), _scaled(_IMAGENET_MEAN, _IMAGENET_STD)))
 
@@ -86,6 +89,16 @@ def efficientnet_lite(size: int) -> Preprocess:
     check_type("size", size, int)
     normalise = Normalize(mean=(127.0,) * 3, std=(128.0,) * 3)
     return Preprocess(steps=(Decode(), Resize(size * 8 // 7, "bicubic"), CenterCrop(size), normalise))
+
+
+PRESETS = {"efficientnet_lite": efficientnet_lite, "imagenet": imagenet}
+"""What ``frostline ingest --preprocess NAME:SIDE`` takes."""
+
+
+def preset_of(preprocess: Preprocess) -> str | None:
+    """Name and side of the preset that a preprocessing is, such as ``imagenet:224``; None where it is none."""
+    side = preprocess.shape[-1]
+    return next((f"{name}:{side}" for name, make in PRESETS.items() if make(side) == preprocess), None)
 
 
 def array(shape: tuple[int, ...], dtype: Literal["float32", "int64"] = "float32") -> Preprocess:

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Literal
 
 from frostline.core.errors import SettingError
@@ -102,7 +103,11 @@ def declare(transform: Transform) -> Declared:
     if not callable(transform):
         raise SettingError(
             f"transform takes a transform of torchvision or timm, an image processor of transformers, a function of an "
-            f"image, or frostline.preprocess steps, not {type(transform).__name__}{_LINES.get(type(transform), '')}"
+            f"image, or frostline.preprocess steps, not {type(transform).__name__}{_line_for(transform)}"
+        )
+    if line := _to_call_first(transform):
+        raise SettingError(
+            f"transform is called with an image, and {name_of(transform)} makes a transform: write {line}"
         )
     processor = getattr(transform, "image_processor", transform)
     if _is_processor(processor):
@@ -130,6 +135,25 @@ _LINES: Mapping[type, str] = {
     dict: ": give one of them to each loader or data set",
     str: ": write preprocess=frostline.preprocess.imagenet(224)",
 }
+
+
+def _to_call_first(transform: Callable[..., Any]) -> str:
+    """The call by which something makes a transform, which it is not itself; empty where it may be one."""
+    if isinstance(transform, partial) and isinstance(transform.func, type):  # as torchvision's weights have it
+        return "weights.transforms()"
+    if isinstance(transform, type) and any("__call__" in vars(kind) for kind in transform.__mro__):
+        return f"{transform.__name__}(...)"
+    is_timms = getattr(transform, "__module__", "").startswith("timm.data.")
+    return "timm.data.create_transform(224)" if is_timms and name_of(transform) == "create_transform" else ""
+
+
+def _line_for(transform: object) -> str:
+    """What to write instead of something that cannot be called, to end a sentence."""
+    if hasattr(transform, "transforms"):  # weights of torchvision
+        return f": write {transform}.transforms()"
+    if isinstance(transform, dict) and "input_size" in transform:
+        return ": write timm.data.create_transform(**config)"
+    return _LINES.get(type(transform), "")
 
 
 def from_transform(transform: Transform) -> Preprocess:

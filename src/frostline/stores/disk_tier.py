@@ -17,7 +17,7 @@ from typing import NamedTuple
 from frostline.core.declared import Count
 from frostline.core.errors import SettingError
 from frostline.core.files import make_private_folder, open_private, warn_not_kept
-from frostline.stores.protocols import Buffer, Place
+from frostline.stores.protocols import Buffer, ByteRange
 
 __all__ = ("LocalTier", "TierStatistics", "tier_name")
 
@@ -208,7 +208,7 @@ class LocalTier:
             self._counts.update(amounts)
 
 
-def tier_name(url: str, place: Place, version: str) -> str:
+def tier_name(url: str, place: ByteRange, version: str) -> str:
     """What a sample is called in a tier: another version of its object is another sample.
 
     Args:

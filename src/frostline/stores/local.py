@@ -3,7 +3,7 @@
 The driver of the other stores could read folders too. It runs threads that do not survive a fork, stops a whole
 listing at one odd file name, and took twice as long to list 100,000 files, so the commonest store does without it.
 
-A folder's sealed objects, read from memory maps: the bytes are viewed where the page cache holds them.
+A folder's read-only objects, read from memory maps: the bytes are viewed where the page cache holds them.
 
 A file as a store of one object: what is found at a URL whose name ends as that of a table or a shard does.
 """
@@ -185,7 +185,7 @@ class FolderStore:
         finally:
             os.close(handle)
 
-    def seal(self, object: str) -> None:
+    def make_read_only(self, object: str) -> None:
         """Take everyone's right to write to an object away; it can still be replaced or removed.
 
         Raises:
@@ -418,9 +418,9 @@ class _Mapped:
 
 
 class MmapFolder:
-    """Reads objects that nobody may write to (``FolderStore.seal``) from memory maps, and others as ever.
+    """Reads objects that nobody may write to (``FolderStore.make_read_only``) from memory maps, and others as ever.
 
-    A file that is cut short while it is mapped takes down the process that reads it, which is why only sealed ones
+    A file that is cut short while it is mapped takes down the process that reads it, which is why only read-only ones
     are mapped. Safe for threads and forks.
 
     Args:
@@ -440,7 +440,7 @@ class MmapFolder:
         """See ``Versioned.read_version``."""
         path = self._folder.path_of(object)
         try:
-            identity = _sealed_identity(path)
+            identity = _read_only_identity(path)
             mapped = None if identity is None else self._mapped_file(object, path, identity)
         except OSError as error:
             raise error_of_system(error, object) from error
@@ -479,7 +479,7 @@ class MmapFolder:
             os.close(handle)
 
 
-def _sealed_identity(path: Path) -> Identity | None:
+def _read_only_identity(path: Path) -> Identity | None:
     status = path.stat()
     return None if status.st_mode & _WRITABLE or not stat.S_ISREG(status.st_mode) else _file_identity(status)
 

@@ -36,6 +36,7 @@ __all__ = (
     "UNREADABLE",
     "Batched",
     "Buffer",
+    "ByteRange",
     "Dated",
     "Described",
     "Driver",
@@ -45,7 +46,6 @@ __all__ = (
     "Listable",
     "Names",
     "ObjectStore",
-    "Place",
     "Prunable",
     "Readable",
     "Sectioned",
@@ -123,7 +123,7 @@ class Described(Protocol):
         """
 
 
-class Place(NamedTuple):
+class ByteRange(NamedTuple):
     """Some bytes of an object."""
 
     object: str
@@ -136,7 +136,7 @@ class Batched(Protocol):
     """A store that has many reads under way at once without a thread for each."""
 
     def read_many(
-        self, places: Sequence[Place], *, maximum: int = ...
+        self, places: Sequence[ByteRange], *, maximum: int = ...
     ) -> Iterator[tuple[int, tuple[Buffer, str] | StoreError]]:
         """What ``Versioned.read_version`` gives for each place, as it comes: in any order, each once.
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol
 
 from frostline.core.errors import FrostlineError, ObjectNotFound, Unavailable
-from frostline.stores.protocols import Batched, Buffer, Place, Versioned
+from frostline.stores.protocols import Batched, Buffer, ByteRange, Versioned
 from frostline.stores.reads import AdjacentReads, MemoryReservation, neighbours
 from frostline.stores.retry import HedgedReads
 
@@ -44,7 +44,7 @@ class _Read:
         is_again: True if it is made a second time.
     """
 
-    place: Place
+    place: ByteRange
     reservation: MemoryReservation
     answer: "Future[_Found]" = field(default_factory=Future)
     begun_at: float | None = None
@@ -96,16 +96,16 @@ class ReadAheadQueue:
         self._maximum = maximum
         self._max_bytes = max_bytes
         self._under_way = 0
-        self._waiting: OrderedDict[tuple[ReadAhead, Place], None] = OrderedDict()
+        self._waiting: OrderedDict[tuple[ReadAhead, ByteRange], None] = OrderedDict()
 
-    def join(self, ahead: "ReadAhead", places: Iterable[Place]) -> None:
+    def join(self, ahead: "ReadAhead", places: Iterable[ByteRange]) -> None:
         """They wait, about in this order, until ``go_on``; those for which there is never memory do not."""
         with self.lock:
             for place in places:
                 if 0 < place.length <= self._max_bytes:
                     self._waiting[ahead, place] = None
 
-    def leave(self, ahead: "ReadAhead", places: Iterable[Place] | None = None) -> None:
+    def leave(self, ahead: "ReadAhead", places: Iterable[ByteRange] | None = None) -> None:
         """They wait no more; None are all of an ``ReadAhead``."""
         with self.lock:
             if places is None:
@@ -163,10 +163,10 @@ class ReadAhead:
         self._line = line
         self.is_batched = isinstance(store, Batched)
         self._second = None if self.is_batched else second
-        self._begun: dict[Place, _Read] = {}
+        self._begun: dict[ByteRange, _Read] = {}
         self._is_closed = False
 
-    def expect(self, places: Iterable[Place]) -> None:
+    def expect(self, places: Iterable[ByteRange]) -> None:
         """Begin to read what will be asked for, once each, about in this order."""
         with self._line.lock:
             if not self._is_closed:
@@ -183,7 +183,7 @@ class ReadAhead:
         Raises:
             CancelledError: the request was closed.
         """
-        place = Place(object, offset, length)
+        place = ByteRange(object, offset, length)
         with self._line.lock:
             if self._is_closed:
                 raise CancelledError
@@ -211,7 +211,7 @@ class ReadAhead:
             if read.answer.cancel() or not _settled(partial(read.answer.set_exception, CancelledError())):
                 self._give_back(read)
 
-    def begin(self, place: Place, reservation: MemoryReservation) -> _Read:
+    def begin(self, place: ByteRange, reservation: MemoryReservation) -> _Read:
         """A place is read from now on; for the line, which holds its lock."""
         read = self._begun[place] = _Read(place=place, reservation=reservation)
         return read
@@ -346,7 +346,7 @@ class BlockReads:
         store: Versioned,
         threads: Executor,
         reserve: Callable[[int], ShrinkableReservation | None],
-        is_here: Callable[[Place, str], bool] = lambda place, version: False,  # noqa: ARG005
+        is_here: Callable[[ByteRange, str], bool] = lambda place, version: False,  # noqa: ARG005
     ) -> None:
         self._store = store
         self._is_here = is_here
@@ -358,14 +358,14 @@ class BlockReads:
         self._may_begin = 0
         self._under_way = 0
         self._new: deque[_BlockRead] = deque()
-        self._read_of: dict[Place, _BlockRead] = {}
+        self._read_of: dict[ByteRange, _BlockRead] = {}
 
     @property
     def told(self) -> int:
         """Requests of which it was told, so far."""
         return self._told
 
-    def expect(self, places: Sequence[Place], versions: Sequence[str] = ()) -> None:
+    def expect(self, places: Sequence[ByteRange], versions: Sequence[str] = ()) -> None:
         """These will be asked for after those before, about in this order, once each.
 
         Args:
@@ -397,7 +397,7 @@ class BlockReads:
                 self._take(read, place)
         self._begin()
 
-    def holds(self, places: Sequence[Place]) -> bool:
+    def holds(self, places: Sequence[ByteRange]) -> bool:
         """Whether it was told of all of them, and none was taken."""
         return all(place in self._read_of for place in places)
 
@@ -407,7 +407,7 @@ class BlockReads:
 
     def read_version(self, object: str, offset: int, length: int) -> _Found:
         """See ``Versioned.read_version``."""
-        place = Place(object, offset, length)
+        place = ByteRange(object, offset, length)
         found = self._found(place)
         return self._store.read_version(*place) if found is None else found
 
@@ -415,7 +415,7 @@ class BlockReads:
         """Let go of all; memory of requests that are under way is given back when they end."""
         self.forget(self._told)
 
-    def _found(self, place: Place) -> _Found | None:
+    def _found(self, place: ByteRange) -> _Found | None:
         """What was read with its neighbours; None where it is to be read alone."""
         with self._lock:
             read = self._read_of.get(place)
@@ -483,7 +483,7 @@ class BlockReads:
             read.waiting.clear()
         self._shrink(read)
 
-    def _take(self, read: "_BlockRead", place: Place) -> _Found | None:
+    def _take(self, read: "_BlockRead", place: ByteRange) -> _Found | None:
         if self._read_of.get(place) is read:
             del self._read_of[place]
         read.waiting.discard(place)
@@ -522,7 +522,7 @@ class _BlockRead:
         self.number = number
         self.what = what
         self.waiting = set(what.places)
-        self.pieces: dict[Place, _Found] = {}
+        self.pieces: dict[ByteRange, _Found] = {}
         self.is_there: Future[None] = Future()
         self.is_new = True
         self.reservation: ShrinkableReservation | None = None

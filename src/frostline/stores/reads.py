@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from frostline.core.errors import ObjectNotFound, StoreError
-from frostline.stores.protocols import Buffer, Place, Versioned
+from frostline.stores.protocols import Buffer, ByteRange, Versioned
 from frostline.stores.urls import check_name
 
 __all__ = (
@@ -132,7 +132,7 @@ class BatchedReads:
         self._max_gap_bytes = max_gap_bytes
         self._max_bytes = max_bytes
 
-    def read_many(self, places: Sequence[Place], *, maximum: int = 32) -> Iterator[tuple[int, Found]]:
+    def read_many(self, places: Sequence[ByteRange], *, maximum: int = 32) -> Iterator[tuple[int, Found]]:
         """See ``Batched.read_many``; ``maximum`` counts requests."""
         rest = iter(self._reads(places))
         with ThreadPoolExecutor(maximum, "frostline-joined") as threads:
@@ -150,13 +150,13 @@ class BatchedReads:
                 for read in under_way:
                     read.cancel()
 
-    def _reads(self, places: Sequence[Place]) -> list[_Read]:
+    def _reads(self, places: Sequence[ByteRange]) -> list[_Read]:
         rows_of: defaultdict[str, list[int]] = defaultdict(list)
         for row, place in enumerate(places):
             rows_of[check_name(place.object)].append(row)
         return [read for object, rows in rows_of.items() for read in self._reads_of(object, rows, places)]
 
-    def _reads_of(self, object: str, rows: list[int], places: Sequence[Place]) -> list[_Read]:
+    def _reads_of(self, object: str, rows: list[int], places: Sequence[ByteRange]) -> list[_Read]:
         asked = [Range(places[row].offset, places[row].length) for row in rows]
         plan = plan_ranges(asked, max_gap_bytes=self._max_gap_bytes, max_bytes=self._max_bytes)
         reads = [_Read(object, whole, []) for whole in plan.reads] or [_Read(object, Range(0, 0), [])]
@@ -164,7 +164,7 @@ class BatchedReads:
             reads[piece.read].rows.append(row)
         return reads
 
-    def _read(self, read: _Read, places: Sequence[Place]) -> list[tuple[int, Found]]:
+    def _read(self, read: _Read, places: Sequence[ByteRange]) -> list[tuple[int, Found]]:
         try:
             data, version = self._store.read_version(read.object, *read.whole)
         except ObjectNotFound as error:
@@ -176,14 +176,14 @@ class BatchedReads:
             )
         return [(row, (_cut(data, read.whole, places[row]), version)) for row in read.rows]
 
-    def _alone(self, place: Place) -> Found:
+    def _alone(self, place: ByteRange) -> Found:
         try:
             return self._store.read_version(place.object, place.offset, place.length)
         except ObjectNotFound as error:
             return error
 
 
-def _cut(data: Buffer, whole: Range, place: Place) -> Buffer:
+def _cut(data: Buffer, whole: Range, place: ByteRange) -> Buffer:
     start = place.offset - whole.offset
     return memoryview(data)[start : start + place.length] if place.length else b""
 
@@ -200,10 +200,10 @@ class AdjacentReads:
 
     object: str
     whole: Range
-    places: tuple[Place, ...]
+    places: tuple[ByteRange, ...]
 
 
-def neighbours(places: Sequence[Place], *, max_gap_bytes: int, max_bytes: int) -> list[AdjacentReads]:
+def neighbours(places: Sequence[ByteRange], *, max_gap_bytes: int, max_bytes: int) -> list[AdjacentReads]:
     """Join places that are near each other; see ``ranges.plan_ranges``.
 
     Args:
@@ -225,7 +225,9 @@ def neighbours(places: Sequence[Place], *, max_gap_bytes: int, max_bytes: int) -
         for number, piece in zip(rows, plan.pieces, strict=True):
             of[piece.read].append(number)
         for whole, some in zip(plan.reads, of, strict=True):
-            together = AdjacentReads(object=object, whole=whole, places=tuple(Place(object, *span) for span in some))
+            together = AdjacentReads(
+                object=object, whole=whole, places=tuple(ByteRange(object, *span) for span in some)
+            )
             found.append((min(rows[span] for span in some), together))
     return [group for _, group in sorted(found, key=lambda item: item[0])]
 
@@ -258,7 +260,7 @@ class SharedReads:
     def __init__(
         self,
         store: Versioned,
-        places: Sequence[Place],
+        places: Sequence[ByteRange],
         reserve: Callable[[int], MemoryReservation | None],
         *,
         max_gap_bytes: int = 64 << 10,
@@ -282,7 +284,7 @@ class SharedReads:
 
     def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
         """See ``Versioned.read_version``."""
-        place = Place(object, offset, length)
+        place = ByteRange(object, offset, length)
         read = self._read_of.get(place)
         found = None if read is None else self._found(read)
         if read is not None and found is not None:
@@ -339,7 +341,7 @@ class SharedReads:
         except BaseException as error:  # noqa: BLE001 (whoever waits for it gets it)
             answer.set_exception(error)
 
-    def _took(self, read: "_SharedRead", place: Place) -> None:
+    def _took(self, read: "_SharedRead", place: ByteRange) -> None:
         with self._lock:
             read.waiting.discard(place)
             if not read.waiting:
@@ -351,7 +353,7 @@ class _SharedRead:
 
     __slots__ = ("answer", "is_new", "object", "reservation", "waiting", "whole")
 
-    def __init__(self, object: str, whole: Range, waiting: set[Place]) -> None:
+    def __init__(self, object: str, whole: Range, waiting: set[ByteRange]) -> None:
         self.object = object
         self.whole = whole
         self.waiting = waiting
@@ -369,7 +371,7 @@ class _SharedRead:
         self.answer, self.reservation, self.is_new = None, None, False
 
 
-def _joined_reads(places: Sequence[Place], max_gap_bytes: int, max_bytes: int) -> list[_SharedRead]:
+def _joined_reads(places: Sequence[ByteRange], max_gap_bytes: int, max_bytes: int) -> list[_SharedRead]:
     """The joined reads of several places each, in the order in which their first places stand."""
     found = neighbours(places, max_gap_bytes=max_gap_bytes, max_bytes=max_bytes)
     return [_SharedRead(group.object, group.whole, set(group.places)) for group in found if len(group.places) > 1]

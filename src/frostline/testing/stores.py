@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from frostline.core.errors import AccessDenied, BadRequest, DataNotFound, ObjectNotFound, StoreError
-from frostline.stores.protocols import Place
+from frostline.stores.protocols import ByteRange
 
 __all__ = (
     "ABSENT",
@@ -28,6 +28,7 @@ __all__ = (
     "ListingTests",
     "ManyReadingTests",
     "MissingRootTests",
+    "PicklingTests",
     "PruningTests",
     "ReadOnlyTests",
     "ReadingTests",
@@ -35,7 +36,6 @@ __all__ = (
     "SharingTests",
     "Staged",
     "StoreTests",
-    "TravellingTests",
     "VersionTests",
     "WritingTests",
 )
@@ -153,7 +153,9 @@ class ManyReadingTests(StoreTests):
     def test_each_place_comes_once_with_its_bytes_and_its_version(self, staged: Staged) -> None:
         for name in "ab":
             staged.put(name, name.encode() + _TEN)
-        places = [Place(name, offset, length) for offset, length in ((0, 3), (2, 5), (9, 2), (4, 0)) for name in "ab"]
+        places = [
+            ByteRange(name, offset, length) for offset, length in ((0, 3), (2, 5), (9, 2), (4, 0)) for name in "ab"
+        ]
         found = list(staged.store.read_many(places, maximum=3))
         assert sorted(row for row, _ in found) == list(range(len(places)))
         for row, (data, _) in found:
@@ -163,7 +165,7 @@ class ManyReadingTests(StoreTests):
 
     def test_what_is_not_there_is_said_for_its_place_alone(self, staged: Staged) -> None:
         staged.put("x", _TEN)
-        places = [Place("x", 0, 4), Place("nothing", 0, 4), Place("x", 8, 4), Place("x", 2, 8)]
+        places = [ByteRange("x", 0, 4), ByteRange("nothing", 0, 4), ByteRange("x", 8, 4), ByteRange("x", 2, 8)]
         found = dict(staged.store.read_many(places))
         assert [bytes(found[row][0]) for row in (0, 3)] == [b"0123", b"23456789"]
         assert all(isinstance(found[row], ObjectNotFound) for row in (1, 2))
@@ -174,7 +176,7 @@ class ManyReadingTests(StoreTests):
     @pytest.mark.parametrize("name", OUTSIDE)
     def test_a_name_among_many_that_leaves_the_root_is_not_read(self, staged: Staged, name: str) -> None:
         with pytest.raises(BadRequest):
-            list(staged.store.read_many([Place(name, 0, 1)]))
+            list(staged.store.read_many([ByteRange(name, 0, 1)]))
 
 
 class ListingTests(StoreTests):
@@ -301,7 +303,7 @@ class SharingTests(StoreTests):
         assert got == [contents[name][offset : offset + 200] for name, offset in asked]
 
 
-class TravellingTests(StoreTests):
+class PicklingTests(StoreTests):
     """For stores that another process can reach: they travel to a spawned one by pickle, also after use."""
 
     def test_a_store_that_was_used_is_used_by_a_spawned_process(self, staged: Staged) -> None:

@@ -281,10 +281,12 @@ class Loop:
         on_event: function that is called with each event.
         objective: loss and score of the head; those of the classes of the labels by default.
         checkpointer: checkpointer that keeps checkpoints; None keeps none.
-        thaw: the head of an epoch that has another one than the epoch before it, else None; None for a head that stays.
+        unfreeze: the head of an epoch that has another one than the epoch before it, else None; None for a head that
+            stays.
         in_turn: function that gives the passes of an epoch one after another, and may ask for one while the one before
             it ends.
-        last_thaw: last epoch that has another head than the one before it, counted from 0; patience counts from there.
+        last_unfreeze: last epoch that has another head than the one before it, counted from 0; patience counts from
+            there.
         on_batch: function that is called before each step with its number from 1, its epoch and the number of its batch
             there, both from 0, and the batch as it came.
 
@@ -308,8 +310,8 @@ class Loop:
         on_event: Observer,
         objective: Objective | None = None,
         checkpointer: Checkpointer | None = None,
-        thaw: Callable[[int], UnfrozenHead | None] | None = None,
-        last_thaw: int = 0,
+        unfreeze: Callable[[int], UnfrozenHead | None] | None = None,
+        last_unfreeze: int = 0,
         in_turn: Callable[[Sequence[Any]], Generator[Batches]] = _one_by_one,
         on_batch: Callable[[int, int, int, Batch], None] = _nothing,
     ) -> None:
@@ -324,8 +326,8 @@ class Loop:
         self._parameters = _trained(head)
         self._optimizer = Optimizer(recipe, self._parameters)
         self._checkpointer = checkpointer
-        self._thaw = thaw
-        self._last_thaw = last_thaw
+        self._unfreeze = unfreeze
+        self._last_unfreeze = last_unfreeze
         self._in_turn = in_turn
         self._on_batch = on_batch
         self._steps = 0  # of the whole run, where it is known how many there are
@@ -362,14 +364,14 @@ class Loop:
 
     def _take_head(self, epoch: int) -> None:
         """Take the head of an epoch, and let the optimiser train what it has more."""
-        thawed = None if self._thaw is None else self._thaw(epoch)
-        if thawed is None:
+        unfrozen = None if self._unfreeze is None else self._unfreeze(epoch)
+        if unfrozen is None:
             return
-        self._head = self._told(thawed.head)
+        self._head = self._told(unfrozen.head)
         if self._best is not None:  # what it trains more is still as it was when the best head was
             score, best = self._best
             self._best = score, {**_copied(self._head), **best}
-        for parameters in filter(None, thawed.added):
+        for parameters in filter(None, unfrozen.added):
             self._optimizer.add(parameters)
 
     @torch.no_grad()
@@ -497,7 +499,7 @@ class Loop:
 
     @property
     def _are_over(self) -> bool:
-        return self._passes.are_over(self._losses, since=self._last_thaw)
+        return self._passes.are_over(self._losses, since=self._last_unfreeze)
 
     @property
     def _losses(self) -> list[float]:

@@ -11,7 +11,7 @@ from frostline.models.freezing import classifier_of, layer_of, used_parameters
 from frostline.models.modules import AnyInputs
 from frostline.training.recipe import LowRank
 
-__all__ = ("add_adapters", "check_thawed", "check_trained", "merged_state")
+__all__ = ("add_adapters", "check_trained", "check_unfrozen", "merged_state")
 
 _OWN = "lora_"
 _SHOWN = 6
@@ -59,7 +59,7 @@ def check_trained(model: nn.Module, until: str) -> None:
         )
 
 
-def check_thawed(model: nn.Module, layers: Iterable[str]) -> None:
+def check_unfrozen(model: nn.Module, layers: Iterable[str]) -> None:
     """Do nothing if no layer that is trained later has an adapter, which stands for the training of its own weights.
 
     Raises:
@@ -70,8 +70,8 @@ def check_thawed(model: nn.Module, layers: Iterable[str]) -> None:
         for path, module in layer_of(model, layer).named_modules(prefix=layer):
             if hasattr(module, "lora_A"):
                 raise SettingError(
-                    f"{path} has an adapter, which is trained in place of its weights: leave it out of what thaws "
-                    "(--unfreeze), or give it no adapter (--lora)"
+                    f"{path} has an adapter, which is trained in place of its weights: leave it out of --unfreeze, "
+                    " or give it no adapter (--lora)"
                 )
 
 

@@ -116,7 +116,8 @@ def import_package(module: str, package: str) -> Any:
     try:
         return importlib.import_module(module)
     except (ImportError, OSError, RuntimeError) as error:  # the latter two where it was built for another PyTorch
-        mend = f"install the {package} that belongs to this PyTorch"
+        at_fault = "torchvision" if "torchvision" in f"{error}" else package  # timm and transformers import it too
+        mend = f"install the {at_fault} that belongs to this PyTorch"
         if isinstance(error, ImportError):
             mend = f"pip install {package!r}" if "[" in package else f"pip install {package}"
         raise ModelError(f"this model needs {package}, which cannot be imported ({error}): {mend}") from error

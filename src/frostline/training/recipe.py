@@ -15,7 +15,7 @@ __all__ = (
     "Confusion",
     "LowRank",
     "Mistake",
-    "ThawStep",
+    "UnfreezeStep",
     "Unfreezing",
 )
 
@@ -92,7 +92,7 @@ _UNFREEZING_SHAPE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ThawStep:
+class UnfreezeStep:
     """From ``epoch``, counted from 1, these modules are trained too."""
 
     epoch: int
@@ -107,7 +107,7 @@ class Unfreezing:
         steps: the steps in the order of their epochs; none where all stays as it is.
     """
 
-    steps: tuple[ThawStep, ...] = ()
+    steps: tuple[UnfreezeStep, ...] = ()
 
     @classmethod
     def parse(cls, text: str | None) -> "Unfreezing":
@@ -129,7 +129,7 @@ class Unfreezing:
 
     @property
     def last_epoch(self) -> int:
-        """The epoch from which on nothing more thaws, counted from 0."""
+        """The epoch from which on nothing more is unfrozen, counted from 0."""
         return self.steps[-1].epoch - 1 if self.steps else 0
 
     @property
@@ -138,12 +138,12 @@ class Unfreezing:
         return tuple(layer for step in self.steps for layer in step.layers)
 
 
-def _step(part: str, text: str | None) -> ThawStep:
+def _step(part: str, text: str | None) -> UnfreezeStep:
     epoch, _, named = part.strip().partition(":")
     layers = tuple(layer.strip() for layer in named.split("+"))
     if not epoch.isascii() or not epoch.isdecimal() or not all(layers):
         raise _unreadable_unfreezing(text)
-    return ThawStep(epoch=int(epoch), layers=layers)
+    return UnfreezeStep(epoch=int(epoch), layers=layers)
 
 
 def _unreadable_unfreezing(text: str | None) -> SettingError:

@@ -42,7 +42,7 @@ from frostline.models.modules import modes
 from frostline.planning import ALL_IN_STORE
 from frostline.training.hugging_face import as_saved, config_of
 from frostline.training.loop import Checkpoint, Loop, UnfrozenHead
-from frostline.training.lora import check_thawed, merged_state
+from frostline.training.lora import check_unfrozen, merged_state
 from frostline.training.metrics import file_digest
 from frostline.training.objective import Objective, objective_of
 from frostline.training.recipe import Confusion, Unfreezing
@@ -119,7 +119,7 @@ class Stages:
         self._is_open = True
         _check(setup, unfreezing)
 
-    def thaw(self, epoch: int) -> UnfrozenHead | None:
+    def unfreeze(self, epoch: int) -> UnfrozenHead | None:
         """Make the job of an epoch, counted from 0, where it is another one than that of the epoch before.
 
         Raises:
@@ -164,7 +164,7 @@ def _check(setup: Setup, unfreezing: Unfreezing) -> None:
     if not unfreezing.steps:
         return
     model = setup.network.model
-    check_thawed(model, unfreezing.layers)
+    check_unfrozen(model, unfreezing.layers)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     trained += [parameter for layer in unfreezing.layers for parameter in layer_of(model, layer).parameters()]
     first = next(
@@ -460,8 +460,8 @@ class _Run:
             on_event=self._record,
             objective=self._objective(),
             checkpointer=self._checkpoints,
-            thaw=self._stages.thaw,
-            last_thaw=Unfreezing.parse(self._settings.unfreeze).last_epoch,
+            unfreeze=self._stages.unfreeze,
+            last_unfreeze=Unfreezing.parse(self._settings.unfreeze).last_epoch,
             in_turn=in_turn,
             on_batch=self._on_batch,
         )

@@ -239,7 +239,7 @@ class TrainSettings:
         schedule: ``constant``, ``cosine`` or ``linear`` (``wire.recipes.Recipe``).
         warm_up: steps in which the learning rate rises, or below 1 a share of all steps.
         patience: epochs without a lower held-out loss after which training ends (``wire.recipes.Recipe``); with
-            ``unfreeze`` counted from where the last layers thaw.
+            ``unfreeze`` counted from where the last layers are unfrozen.
         bf16: compute what is trained in bfloat16, by autocast.
         metrics: names of metrics of held-out samples; none takes those of what is learned.
         unfreeze: layers that are trained from later epochs on (``training.recipe.Unfreezing.parse``).

@@ -94,7 +94,7 @@ class WhatIf:
         said = []
         if self.bandwidth is not None:
             measured = situation.link.bytes_per_s
-            said.append(f"a link of {in_bytes(self.bandwidth)}/s, measured were {in_bytes(measured)}/s")
+            said.append(f"a link of {in_bytes(self.bandwidth)}/s instead of {in_bytes(measured)}/s")
         if self.store_speed is not None:
             said.append(f"a store side {self.store_speed:g} times as fast")
         if self.trainer_speed is not None:

@@ -66,7 +66,7 @@ __all__ = (
     "MAX_PATCH_BYTES",
     "PROTOCOLS",
     "PROTOCOL_HEADER",
-    "TRAVELLING",
+    "STATUS_OF_ERROR",
     "CodecName",
     "EmbeddingRequest",
     "EngineName",
@@ -484,7 +484,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= _MAX_TEXT
 
 
-TRAVELLING: dict[type[FrostlineError], int] = {
+STATUS_OF_ERROR: dict[type[FrostlineError], int] = {
     BadRequest: 400,
     Unauthenticated: 401,
     AccessDenied: 403,
@@ -509,7 +509,7 @@ TRAVELLING: dict[type[FrostlineError], int] = {
 }
 """Every error that a node may answer with, and its HTTP status."""
 
-_BY_NAME = {kind.__name__: kind for kind in TRAVELLING}
+_BY_NAME = {kind.__name__: kind for kind in STATUS_OF_ERROR}
 _TRY_AGAIN = {408, 425, 429}
 _RETRY_AFTER_S = 1.0
 _LONGEST_WAIT_S = 3600.0
@@ -517,12 +517,12 @@ _LONGEST_WAIT_S = 3600.0
 
 def status_of(error: FrostlineError) -> int:
     """The HTTP status of an error; 500 for one that a node does not answer with."""
-    return next((TRAVELLING[kind] for kind in type(error).__mro__ if kind in TRAVELLING), 500)
+    return next((STATUS_OF_ERROR[kind] for kind in type(error).__mro__ if kind in STATUS_OF_ERROR), 500)
 
 
 def error_to_json(error: FrostlineError) -> dict[str, Any]:
     """The body of the answer: ``error``, ``message`` and, where it is known, ``retry_after_s``."""
-    kind = next((kind for kind in type(error).__mro__ if kind in TRAVELLING), type(error))
+    kind = next((kind for kind in type(error).__mro__ if kind in STATUS_OF_ERROR), type(error))
     wait = {"retry_after_s": error.retry_after_s} if isinstance(error, Overloaded | StoreThrottled) else {}
     return {"error": kind.__name__, "message": str(error), **wait}
 

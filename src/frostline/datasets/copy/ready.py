@@ -141,7 +141,7 @@ class _ReadyWriter:
         if _sha256_in(self._store, name, len(contents)) != sha256:
             raise DataError(f"{name} came back from {self._store.url} otherwise than it was written: run it again")
         if isinstance(self._store, FolderStore):
-            self._store.seal(name)
+            self._store.make_read_only(name)
 
     def _record(
         self,

@@ -544,7 +544,7 @@ def _routes(service: "_Service") -> Iterator[Route]:
     )
     yield DescribedRoute(
         "/v1/trainings/{id}",
-        service.trainings.one,
+        service.trainings.fetch_or_stop,
         get=Endpoint(
             name="getTrained",
             summary="Fetch the result, once the training has ended. The last few are kept.",

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 from frostline.core.declared import Amount, OneOf, Schemas, Within
 from frostline.core.errors import BadRequest, FrostlineError, Overloaded, StoreUnavailable, Unauthenticated, Unavailable
 from frostline.node.http.requests import check_parameters
-from frostline.wire.messages import TRAVELLING
+from frostline.wire.messages import STATUS_OF_ERROR
 
 __all__ = (
     "BINARY",
@@ -93,7 +93,7 @@ class ErrorAnswer(TypedDict):
         retry_after_s: seconds to wait, where that is known.
     """
 
-    error: Annotated[str, OneOf(tuple(sorted(kind.__name__ for kind in TRAVELLING)))]
+    error: Annotated[str, OneOf(tuple(sorted(kind.__name__ for kind in STATUS_OF_ERROR)))]
     message: str
     retry_after_s: NotRequired[Amount]
 
@@ -227,7 +227,7 @@ def openapi_route(describe_app: Callable[[Starlette], dict[str, Any]]) -> Descri
 def _by_status(kinds: Sequence[type[FrostlineError]]) -> dict[int, list[type[FrostlineError]]]:
     found: dict[int, list[type[FrostlineError]]] = {}
     for kind in kinds:
-        found.setdefault(TRAVELLING[kind], []).append(kind)
+        found.setdefault(STATUS_OF_ERROR[kind], []).append(kind)
     return found
 
 

@@ -110,7 +110,7 @@ class TrainingRoutes:
         if failure is not None:
             raise failure
 
-    async def one(self, request: Request) -> ASGIApp:
+    async def fetch_or_stop(self, request: Request) -> ASGIApp:
         """Fetch the trained tensors, or end a training."""
         account = self._ask(request)
         self._trainings.check()

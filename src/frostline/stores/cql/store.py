@@ -20,7 +20,7 @@ from frostline.core.errors import AccessDenied, DataError, ObjectNotFound, Setti
 from frostline.stores.cql.access import CqlAccess, error_of_cql, translate_errors
 from frostline.stores.cql.schema import TEXTS, WHOLE, Shape, free_names, key_of
 from frostline.stores.cql.writer import TableSample, find_damaged_rows, put_all, row_digests
-from frostline.stores.protocols import LABELS, MASKS, UNREADABLE, Buffer, Driver, Entry, Place
+from frostline.stores.protocols import LABELS, MASKS, UNREADABLE, Buffer, ByteRange, Driver, Entry
 from frostline.stores.urls import CqlLocation, is_name
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class CqlStore:
         return _part(rows, object, offset, length)
 
     def read_many(
-        self, places: Sequence[Place], *, maximum: int = _IN_FLIGHT
+        self, places: Sequence[ByteRange], *, maximum: int = _IN_FLIGHT
     ) -> Iterator[tuple[int, tuple[Buffer, str] | StoreError]]:
         """See ``Batched.read_many``."""
         with self._driven("") as link:
@@ -245,7 +245,7 @@ class CqlStore:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["_place"])  # type: ignore[misc]
 
-    def _answer(self, place: Place, answer: "Sequence[Any] | Exception") -> tuple[Buffer, str] | StoreError:
+    def _answer(self, place: ByteRange, answer: "Sequence[Any] | Exception") -> tuple[Buffer, str] | StoreError:
         try:
             if isinstance(answer, Exception):
                 raise error_of_cql(answer, self.url, place.object) from answer

@@ -167,8 +167,8 @@ class Report:
 
     @property
     def bytes_ratio(self) -> float | None:
-        """How many times fewer bytes crossed than the encoded images have; None where nothing crossed."""
-        return self.baseline_wire_bytes / self.wire_bytes if self.wire_bytes else None
+        """How many times fewer bytes crossed than the encoded images have; None where nothing crossed or would have."""
+        return (self.baseline_wire_bytes / self.wire_bytes or None) if self.wire_bytes else None
 
     @property
     def stall_share(self) -> float:
