@@ -29,4 +29,4 @@ printf 'pandas==2.2.3\npytz\n' >>"$here/beside.txt" # the tests' own asks for a 
 export PYTHONPATH="$PWD/$here/site"
 .venv/bin/frostline demo --epochs 2 --out "$here/run"
 exec "$python" -m pytest -q tests/core tests/wire tests/ordering tests/planning tests/batching tests/prefetch tests/client \
-  tests/jobs/test_job.py tests/cli/test_train.py -W ignore::DeprecationWarning "$@"
+  tests/jobs/test_job.py tests/cli/test_resume.py -W ignore::DeprecationWarning "$@"
