@@ -5,6 +5,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 import frostline as fl
 from frostline.core.config import NodeSettings
 from frostline.core.errors import OverBudget, Unavailable
+from frostline.node.operations import Listings
 from frostline.node.process import start_node
 from frostline.wire.connection import address_of
 from frostline.wire.listings import ListingRequest
@@ -210,3 +213,40 @@ def test_a_listing_that_is_killed_from_outside_says_so(photos, tmp_path):
         assert b"--listing-memory" in said
         peer.close()
         until(lambda: is_idle(node))
+
+
+def test_the_next_listing_is_done_by_a_process_that_waits_for_it(photos, monkeypatch):
+    with listing_node(photos.as_uri()) as node:
+        node.listings.warm()
+        [waiting] = listers()
+        monkeypatch.setattr(Listings, "_new", lambda _: pytest.fail("another process was started"))
+        node.listings.warm()
+        answer = ask(node.url, {"data": photos.as_uri()})
+        assert b"PAR1" in answer.content
+        until(lambda: not runs(waiting))
+
+
+def test_some_time_after_a_listing_another_process_waits(photos, monkeypatch):
+    monkeypatch.setattr("frostline.node.operations._REST_S", 0.0)
+    with listing_node(photos.as_uri()) as node:
+        node.listings.warm()
+        [first] = listers()
+        assert ask(node.url, {"data": photos.as_uri()}).status_code == 200
+        until(lambda: len(listers()) == 1 and listers() != [first])
+        assert ask(node.url, {"data": photos.as_uri()}).status_code == 200
+        node.close()
+        assert not listers()
+        node.listings.warm()
+        assert not listers(), "it is closed"
+
+
+def test_a_waiting_process_that_died_is_replaced_and_one_that_nobody_needs_ends(photos):
+    with listing_node(photos.as_uri()) as node:
+        node.listings.warm()
+        [waiting] = listers()
+        os.kill(waiting, signal.SIGKILL)
+        until(lambda: Path(f"/proc/{waiting}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+        assert b"PAR1" in ask(node.url, {"data": photos.as_uri()}).content
+    command = [sys.executable, "-P", "-m", "frostline.datasets.listing_process"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -288,12 +288,12 @@ def begun(assignment, memory_bytes):
         given.seek(0)
         process = BoundedProcess(
             "frostline.training.in_store_process",
-            {"near": "http://127.0.0.1:9", "threads": 1},
             {"assignment": given, "trained": trained},
             limits=Limits(memory_bytes=memory_bytes),
             what="the trainer",
             option="--training-memory",
         )
+        process.begin({"near": "http://127.0.0.1:9", "threads": 1})
         with closing(process):
             try:
                 limits = Path(f"/proc/{process.pid}/limits").read_text().splitlines()

@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError, OutOfSpace, OverBudget
@@ -72,7 +74,12 @@ class _Orders:
 
 def main() -> int:
     """Do what stdin says; what goes wrong is the last line on stdout."""
-    orders = _Orders(**json.loads(_STDIN.readline()))
+    with suppress(MemoryError):  # the listing says so
+        pa.array([0])  # where there is pandas, Arrow imports it at its first array
+    line = _STDIN.readline()
+    if not line:  # nobody needed it
+        return 0
+    orders = _Orders(**json.loads(line))
     threading.Thread(target=_end_with_the_node, daemon=True).start()
     try:
         head = _list(orders)

@@ -6,10 +6,10 @@ import secrets
 import tempfile
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
 from frostline.batching import readable_bytes
 from frostline.core import URLS
@@ -179,13 +179,13 @@ class Training(Operation):
             memory_bytes = self._settings.training_memory_bytes
             self._process = BoundedProcess(
                 STARTED["training"],
-                {"near": url, "threads": self._settings.compute_threads},
                 {"assignment": self._assignment, "trained": self._trained},
                 limits=Limits(memory_bytes=memory_bytes, file_bytes=memory_bytes),
                 what="the trainer",
                 option="--training-memory",
                 token=token,
             )
+            self._process.begin({"near": url, "threads": self._settings.compute_threads})
         return self.line()
 
     def stop(self) -> None:
@@ -410,6 +410,8 @@ _LISTING_RETRY_S = 2.0
 _PIECE = 256 << 10
 # Niceness added to a listing, so that serving goes first.
 _NICENESS = 5
+# The job that asked for a listing has begun by then, and the next process can import what it needs.
+_REST_S = 30.0
 
 
 class Listing(Operation):
@@ -424,6 +426,16 @@ class Listing(Operation):
         super().__init__("the listing")
         self._process = process
         self._file = file
+
+    def begin(self, orders: Mapping[str, Any]) -> None:
+        """Have it list; it goes behind what the node serves from then on."""
+        assert self._process is not None
+        self._process.begin(orders, niceness=_NICENESS)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its process has ended."""
+        return self._process is None or self._process.has_ended
 
     def piece(self, place: int) -> bytes:
         """Some bytes of the manifest, or of the splits behind it, from ``place`` on; empty at the end.
@@ -453,7 +465,15 @@ class Listings:
         self._stores = stores
         self._lock = threading.Lock()
         self._running: dict[str, Listing] = {}
+        self._spare: Listing | None = None
+        self._next_warm: threading.Timer | None = None
         self._is_closed = False
+
+    def warm(self) -> None:
+        """Start the process of the next listing: it imports for a second or more what each needs, and waits."""
+        with self._lock, suppress(OSError):  # the listing says what the system lacks
+            if not self._is_closed and self._spare is None:
+                self._spare = self._new()
 
     def begin(self, request: ListingRequest, account: Account) -> Listing:
         """Start to list a data set.
@@ -488,13 +508,14 @@ class Listings:
         """End all listings. Calling it again does nothing."""
         with self._lock:
             self._is_closed = True
-            running = list(self._running.values())
+            running = [*self._running.values(), *filter(None, (self._spare,))]
+            if self._next_warm is not None:
+                self._next_warm.cancel()
         for listing in running:
             listing.close()
 
     def _started(self, url: str, folders: tuple[str, ...] | None, request: ListingRequest) -> Listing:
         settings = self._settings
-        file = tempfile.TemporaryFile()  # noqa: SIM115 (the listing closes it); it has no name, so nothing stays behind
         orders = {
             "data": url,
             "format": request.format,
@@ -507,17 +528,35 @@ class Listings:
             "max_bytes": settings.max_manifest_bytes,
         }
         try:
-            process = BoundedProcess(
-                STARTED["listing"],
-                orders,
-                {"out": file},
-                limits=Limits(memory_bytes=settings.listing_memory_bytes, niceness=_NICENESS),
-                what="the listing",
-                option="--listing-memory",
-            )
+            listing = self._taken() or self._new()
         except OSError as error:
-            file.close()
             raise Unavailable(f"the node cannot start a listing: {error.strerror or error}") from error
+        listing.begin(orders)
+        return listing
+
+    def _taken(self) -> Listing | None:
+        """The process that waits for a listing, in whose place another will; None where none does."""
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        self._next_warm = threading.Timer(_REST_S, self.warm)
+        self._next_warm.daemon = True
+        self._next_warm.start()
+        if spare.has_ended:
+            spare.close()
+            return None
+        return spare
+
+    def _new(self) -> Listing:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 (the listing closes it); it has no name, so nothing stays behind
+        limits = Limits(memory_bytes=self._settings.listing_memory_bytes)
+        try:
+            process = BoundedProcess(
+                STARTED["listing"], {"out": file}, limits=limits, what="the listing", option="--listing-memory"
+            )
+        except OSError:
+            file.close()
+            raise
         return Listing(process, file)
 
 

@@ -265,7 +265,6 @@ class BoundedProcess(Worker):
 
     Args:
         module: module that Python runs; it reads a line of orders from stdin and writes lines of JSON to stdout.
-        orders: plain values that it reads first.
         files: open files that it inherits, by the names of their descriptors in the orders.
         limits: limits of the process, that of memory among them.
         what: name of the process in messages.
@@ -276,7 +275,6 @@ class BoundedProcess(Worker):
     def __init__(
         self,
         module: str,
-        orders: Mapping[str, Any],
         files: Mapping[str, IO[bytes]],
         *,
         limits: Limits,
@@ -285,20 +283,31 @@ class BoundedProcess(Worker):
         token: str | None = None,
     ) -> None:
         assert limits.memory_bytes is not None
-        numbers = {name: file.fileno() for name, file in files.items()}
+        self._limits = limits
+        self._numbers = {name: file.fileno() for name, file in files.items()}
         self._what = what
         self._bound = f"it may have {readable_bytes(limits.memory_bytes)} ({option})"
         self._processor_s = 0.0
         super().__init__(
             module,
-            files=tuple(numbers.values()),
+            files=tuple(self._numbers.values()),
             environment=_environment(token),
             limits=limits,
             is_told=True,
             answers=True,
             stderr=tempfile.TemporaryFile(),  # noqa: SIM115 (closed with the process)
         )
-        self.tell(json.dumps({**orders, **numbers, "memory_bytes": limits.memory_bytes}))
+
+    def begin(self, orders: Mapping[str, Any], *, niceness: int = 0) -> None:
+        """Tell it what to do: plain values, which it reads first.
+
+        Args:
+            orders: values by name; its files and its limit of memory are added.
+            niceness: niceness added to it for that, beside what its limits say.
+        """
+        if niceness:
+            Limits(niceness=niceness).set_for(self.pid)
+        self.tell(json.dumps({**orders, **self._numbers, "memory_bytes": self._limits.memory_bytes}))
 
     def processor_s(self) -> float:
         """The core seconds that it used so far; once it has ended, the last known value."""

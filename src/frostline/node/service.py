@@ -517,6 +517,7 @@ class Node(Closing):
 
     def warm(self) -> None:
         """Import what the first network and its usual engine need; requests are served meanwhile."""
+        self.listings.warm()  # a job asks for it first
         if (decoders := self._opener.decoders) is not None:
             decoders.warm()
         with collector_rests():
