@@ -1,12 +1,11 @@
 """The command line: verbs; the only place that prints or exits."""
 
 import os
-import sys
 import time
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
 from pathlib import Path
 
+from frostline.core.processes import have_arrow_do_without_pandas
 from frostline.engines.machine import ENVIRONMENT, end_at_once, keep_freed_memory
 
 __all__ = ("main", "process_began_at")
@@ -28,34 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     end_at_once()
-    _have_arrow_do_without_pandas()
+    have_arrow_do_without_pandas()
     from frostline.cli.commands import run
 
     run(arguments, began_at)
-
-
-class _NoPandas(MetaPathFinder):
-    """Finds no pandas."""
-
-    def find_spec(self, fullname: str, *_: object) -> None:
-        """See ``MetaPathFinder``."""
-        if fullname == "pandas":
-            raise ImportError(fullname)
-
-
-def _have_arrow_do_without_pandas() -> None:
-    """Have pyarrow ask once, now, and in vain, whether there is pandas.
-
-    Else it imports it, for a quarter of a second and 30 MB, as soon as it is given a list, to ask whether that is one
-    of pandas' own. Whoever imports pandas, or asks a table for a frame, still gets it.
-    """
-    sys.meta_path.insert(0, finder := _NoPandas())
-    try:
-        import pyarrow as pa
-
-        pa.array([])
-    finally:
-        sys.meta_path.remove(finder)
 
 
 def process_began_at() -> float:

@@ -10,11 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import IO
 
-__all__ = ("Limits", "Worker", "answer_starter")
+__all__ = ("Limits", "Worker", "answer_starter", "have_arrow_do_without_pandas")
 
 _LAST_WORDS = 2000
 
@@ -142,3 +143,27 @@ def answer_starter(answer: Mapping[str, str]) -> None:
     """Write a line of JSON to stdout, which the process that started this one reads."""
     sys.stdout.write(f"{json.dumps(answer)}\n")
     sys.stdout.flush()
+
+
+class _NoPandas(MetaPathFinder):
+    """Finds no pandas."""
+
+    def find_spec(self, fullname: str, *_: object) -> None:
+        """See ``MetaPathFinder``."""
+        if fullname == "pandas":
+            raise ImportError(fullname)
+
+
+def have_arrow_do_without_pandas() -> None:
+    """Have pyarrow ask once, now, and in vain, whether there is pandas.
+
+    Else it imports it, for a quarter of a second and 30 MB, as soon as it is given a list, to ask whether that is one
+    of pandas' own. Whoever imports pandas, or asks a table for a frame, still gets it.
+    """
+    sys.meta_path.insert(0, finder := _NoPandas())
+    try:
+        import pyarrow as pa
+
+        pa.array([])
+    finally:
+        sys.meta_path.remove(finder)

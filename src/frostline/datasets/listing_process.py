@@ -11,17 +11,16 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError, OutOfSpace, OverBudget
 from frostline.core.events import Event, ProgressMade
+from frostline.core.processes import have_arrow_do_without_pandas
 from frostline.core.units import in_bytes
 from frostline.datasets.manifest import Manifest, load_manifest, null_observer
 from frostline.datasets.manifest_store import NamedSplits, write_manifest
@@ -74,8 +73,7 @@ class _Orders:
 
 def main() -> int:
     """Do what stdin says; what goes wrong is the last line on stdout."""
-    with suppress(MemoryError):  # the listing says so
-        pa.array([0])  # where there is pandas, Arrow imports it at its first array
+    have_arrow_do_without_pandas()
     line = _STDIN.readline()
     if not line:  # nobody needed it
         return 0
