@@ -233,6 +233,41 @@ def test_a_job_too_short_for_a_trial_computes_nothing_to_know_that(folder, expec
     assert choices[0].trials[0].seconds > 0
 
 
+def test_a_slow_trainer_knows_from_its_second_run_whether_a_trial_pays(folder, expected, monkeypatch):
+    """The first seconds are over while its first run is under way."""
+    began, passed = threading.Event(), threading.Event()
+
+    class Waits(threading.Event):
+        def wait(self, timeout=None):
+            if timeout != 0.125:
+                return super().wait(timeout)
+            assert began.wait(60)
+            monkeypatch.setattr(both_sides, "_FIRST_S", 60.0)
+            passed.set()
+            return False
+
+    run, choices, choose = TorchLocalPrefix.run, [], both_sides.Trials.choose
+
+    def slow(prefix, arrays, size):
+        began.set()
+        assert passed.wait(60)
+        return run(prefix, arrays, size)
+
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(both_sides, "_FIRST_S", 0.125)
+    monkeypatch.setattr(both_sides.threading, "Event", Waits)
+    monkeypatch.setattr(TorchLocalPrefix, "run", slow)
+    monkeypatch.setattr(both_sides, "features", lambda *_: pytest.fail("the reference ran once more"))
+    monkeypatch.setattr(
+        both_sides.Trials, "choose", lambda *said, **more: choices.append(choose(*said, **more)) or choices[-1]
+    )
+    with node_elsewhere(folder) as url, job_near(url, folder, settings={"device_batch": 64}) as job:
+        np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+        until(lambda: choices)
+        assert job.fallback is None
+    assert [choice.engine for choice in choices] == [REFERENCE]
+
+
 def test_a_node_whose_trial_takes_long_computes_its_share_meanwhile(folder, expected, monkeypatch):
     tried, end = threading.Event(), threading.Event()
     found = EngineChoice(engine=REFERENCE, error=0.0, trials=())

@@ -212,7 +212,7 @@ class TrainerEngine:
         self.choice = Choice(engine=REFERENCE, trials=())
         self._eager_rows, self._running, self._has_run = eager_rows, threading.Lock(), False
         self._row_s: list[float] = []  # of each run in eager torch until engines are tried
-        self._may_try, self._is_closed = threading.Event(), False
+        self._may_try, self._is_late, self._is_closed = threading.Event(), False, False
         self._shared_runs = SharedRuns(self._run_few)
         if not eager_rows:
             self._may_try.set()
@@ -240,6 +240,8 @@ class TrainerEngine:
                 began_s = time.perf_counter()
                 made = self._run_eagerly(arrays, size)
                 self._row_s.append((time.perf_counter() - began_s) / len(arrays[0]))
+                if self._is_late and len(self._row_s) > 1:
+                    self._may_try.set()
                 return made
         self._thread.join()
         if len(arrays) == 1 and len(arrays[0]) < ROWS:
@@ -271,7 +273,9 @@ class TrainerEngine:
 
     def _find(self) -> None:
         why_not = None
-        self._may_try.wait(_FIRST_S)
+        if not self._may_try.wait(_FIRST_S) and len(self._row_s) < 2 and (self._row_s or self._running.locked()):
+            self._is_late = True  # a slow processor: its second run says how long a row takes
+            self._may_try.wait(_FIRST_S)
         with self._running:
             self._eager_rows = 0  # what comes now waits: beside other runs an engine would seem slow
         if self._is_closed:
