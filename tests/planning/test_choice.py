@@ -161,7 +161,7 @@ def test_takes_the_fastest_codec_at_the_lightest_cut_on_one_machine():
     together = replace(job, same_host=True)
     assert plan_at_cut(job, 2).route == Route(2, "sparse+zstd")
     assert plan_at_cut(together, 2).route == make_plan(together).route == Route(2)
-    assert "fastest codec on one machine" in make_plan(together).reason
+    assert "on one machine its fastest codec is used" in make_plan(together).reason
 
 
 def test_a_slow_node_on_a_fast_link_ships_the_encoded_samples():
