@@ -204,6 +204,9 @@ class EndedTrainer:
     def __init__(self, *_, token, **__):
         self.has_finished = token == "good"
 
+    def begin(self, orders):
+        assert orders["threads"]
+
     def line(self):
         return b""
 
