@@ -281,8 +281,8 @@ class StatisticsCollector:
     Args:
         on_event: function that is called with each event.
         max_skipped: samples that may be unreadable.
-        refuses_changes: none may have changed since it was listed.
-        shared: the shared with other processes of the job: what any of them cannot read counts here too. None for none.
+        refuses_changes: True if no object may have changed since it was listed.
+        shared: file that other processes of the job share: what any of them cannot read counts here too. None for none.
     """
 
     def __init__(

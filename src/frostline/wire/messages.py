@@ -395,7 +395,7 @@ class EmbeddingRequest:
         encoding_format: the form of numbers: JSON's own, or the base64 of little-endian float32.
         preprocess: preprocessing of images as plain JSON; None for texts, whose tokenizer is the prefix's.
         dimensions: a null, for an embedding has as many numbers as the network gives.
-        user: anything, which clients may send and says nothing here.
+        user: name, which clients may send and which says nothing here.
     """
 
     model: Annotated[str, _HELD]
