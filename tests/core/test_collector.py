@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from frostline.core.system import collector_rests
+from frostline.core.system import collector_rests, imports_stay
 
 
 def test_the_collector_rests_and_goes_on_afterwards_whatever_happens():
@@ -28,3 +28,16 @@ def test_stays_off_if_the_user_turned_it_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_what_was_imported_is_not_looked_through_again():
+    before = gc.get_freeze_count()
+    try:
+        with imports_stay():
+            assert not gc.isenabled()
+            made = [[]]
+        assert gc.isenabled()
+        assert gc.get_freeze_count() > before
+        assert not any(found is made for found in gc.get_objects())
+    finally:
+        gc.unfreeze()

@@ -18,7 +18,7 @@ from frostline.cli.show import ProgressBar, on_ray, print_json, say
 from frostline.cli.units import BYTES
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import SettingError
-from frostline.core.system import collector_rests
+from frostline.core.system import imports_stay
 from frostline.core.units import in_bytes, in_seconds
 from frostline.training.run_config import RunConfig
 from frostline.training.settings import ExtractSettings, JobSettings, is_factory
@@ -84,7 +84,7 @@ def extract(job: JobSettings, out: Path, part_size: int, executor: str | None, a
     ray = on_ray() if settings.on_ray else nullcontext()
     with ray, progress() as on_event, begin(settings.job, on_event) as begun:
         # Brings PyTorch, which the node imports at the same time.
-        with collector_rests():
+        with imports_stay():
             from frostline.training.extract import extract as run
 
         done = run(settings, on_event, begun=begun, began_at=click.get_current_context().obj)
@@ -181,7 +181,7 @@ def predict(
     job = _settings(run, model, near, node, loader, data)
     with ProgressBar() as progress, begin(job, progress) as begun:
         # Brings PyTorch, which the node imports at the same time.
-        with collector_rests():
+        with imports_stay():
             from frostline.training.predict import predict as predicted
 
         done = predicted(

@@ -10,7 +10,7 @@ from frostline.cli.options import as_json, command, job_options
 from frostline.cli.show import ProgressBar, print_json, print_table, say
 from frostline.cli.units import BANDWIDTH, BYTES, TIMES
 from frostline.core.errors import OutOfSpace, SettingError
-from frostline.core.system import collector_rests
+from frostline.core.system import imports_stay
 from frostline.core.units import in_bytes, in_percent, in_rate, in_samples_per_s, in_seconds
 from frostline.planning import POLICIES, Plan, Situation, engines, table
 from frostline.planning.replanning import mixture_in_words
@@ -178,7 +178,7 @@ def _draw(answered: WhatIfPlan, html: Path, *, every: bool) -> None:
 
 def _measure(job: JobSettings, *, is_needed: bool) -> MeasuredSituation:
     """Measure, and keep what was found for later questions."""
-    with collector_rests():
+    with imports_stay():
         from frostline.training.setup import measure_first, set_up
 
     if is_needed:

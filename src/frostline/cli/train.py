@@ -22,7 +22,7 @@ from frostline.cli.show import DONE, INTERRUPTED, print_json, print_table, say
 from frostline.core import EXACT
 from frostline.core.errors import SettingError
 from frostline.core.events import SetupWarning
-from frostline.core.system import collector_rests
+from frostline.core.system import imports_stay
 from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_score, in_seconds, in_times
 from frostline.planning import ALL_IN_STORE
 from frostline.planning.replanning import NOTHING_YET
@@ -425,7 +425,7 @@ def train(job: JobSettings, out: Path | None, resume: Path | None, as_json: bool
         for warning in setup_warnings(resume) if resume is not None else ():
             on_event(warning)
         # Brings PyTorch, which the node imports at the same time.
-        with collector_rests():
+        with imports_stay():
             from frostline.training.run import train as run
 
         report = run(

@@ -8,7 +8,7 @@ import click
 from frostline.cli.options import as_json, command
 from frostline.cli.show import DIFFERENT, DONE, ProgressBar, print_json, print_table, say
 from frostline.cli.train import FREE, refuse_changes, run_options, setup_warnings, take_options
-from frostline.core.system import collector_rests
+from frostline.core.system import imports_stay
 from frostline.core.units import in_seconds
 from frostline.training.settings import JobSettings, TrainSettings
 
@@ -63,7 +63,7 @@ def verify(run: Path, steps: int, job: JobSettings, as_json: bool, **how: Any) -
             progress(warning)
         with begin(settings.job, progress, min_classes=2) as begun:
             # Brings PyTorch, which the node imports at the same time.
-            with collector_rests():
+            with imports_stay():
                 from frostline.training.verify import verify as verified
 
             done = verified(settings, run, progress, steps=steps, begun=begun, began_at=click.get_current_context().obj)

@@ -3,10 +3,10 @@
 import os
 import sys
 
-from frostline.core.system import collector_rests
+from frostline.core.system import imports_stay
 
 if __name__ == "__main__":
-    with collector_rests():
+    with imports_stay():
         from frostline.control.hosted import main
     status = main(sys.stdin.readline())
     sys.stdout.flush()

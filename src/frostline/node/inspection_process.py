@@ -4,7 +4,6 @@ A graph that crashes its child, or takes too long, fails only the request that b
 before the first fork, so that a child is ready in milliseconds.
 """
 
-import gc
 import json
 import os
 import resource
@@ -18,7 +17,7 @@ from typing import Any, NoReturn, Self
 
 from frostline.core import Cut, Graph, GraphNode, Ref
 from frostline.core.errors import FrostlineError, UnsafeArtifact
-from frostline.core.system import collector_rests
+from frostline.core.system import imports_stay
 from frostline.engines.machine import limit_memory
 from frostline.engines.measure import GraphLimits
 from frostline.models.artifact import inspect_graph, inspect_prefix
@@ -52,10 +51,9 @@ def serve_inspections(control: socket.socket, *, warm_up: bool) -> NoReturn:
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the exit status of children is not needed
     _need_no_folder()
-    if warm_up:
-        with collector_rests():
+    with imports_stay():  # children need not collect what exists already
+        if warm_up:
             _warm_up()
-    gc.freeze()  # children need not collect what exists already
     while True:
         said, files, _, _ = socket.recv_fds(control, 1, 1)
         if not said:

@@ -5,7 +5,6 @@ Answers requests for encoded samples that come from this process: the store is r
 A job alone on its node needs no admission, fair shares or memory pools, since its window bounds what is under way.
 """
 
-import gc
 import threading
 import time
 import weakref
@@ -22,7 +21,7 @@ from frostline.core.audit import AuditLog
 from frostline.core.config import NodeSettings, TenantSettings
 from frostline.core.errors import SettingError
 from frostline.core.nouns import Closing
-from frostline.core.system import __version__, collector_rests, usable_cores
+from frostline.core.system import __version__, imports_stay, usable_cores
 from frostline.core.tokens import FollowedFile
 from frostline.engines.machine import hardware_name, host_digest
 from frostline.node.decode import StoredSamples
@@ -520,9 +519,8 @@ class Node(Closing):
         self.listings.warm()  # a job asks for it first
         if (decoders := self._opener.decoders) is not None:
             decoders.warm()
-        with collector_rests():
+        with imports_stay():
             self._bridge.warm()
-        gc.freeze()  # imported modules stay alive, so the collector need not look at them again
 
     def close(self) -> None:
         """Cancel every answer and stop the threads. Calling it again does nothing."""

@@ -5,7 +5,6 @@ A child has a socket, memory that it shares with the node, and nothing else: see
 
 import contextlib
 import ctypes
-import gc
 import json
 import math
 import mmap
@@ -30,6 +29,7 @@ from PIL import AvifImagePlugin, Image
 
 from frostline.core import View
 from frostline.core.errors import FrostlineError, SampleError
+from frostline.core.system import imports_stay
 from frostline.preprocess import Preprocess, audio, imagenet
 from frostline.preprocess.apply import MAX_PIXELS, decode_into, pixels_into, pixels_needed, scratch_bytes
 from frostline.preprocess.confinement import confine
@@ -79,8 +79,8 @@ def serve_decoding(
         memory_bytes: memory for decoding of the node.
         errands: the other kinds of work that a child does, by their names.
     """
-    _warm_up()
-    gc.freeze()
+    with imports_stay():
+        _warm_up()
     starter = os.getpid()
     while True:
         said, files, _, _ = socket.recv_fds(control, 32, 1)
