@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import frostline as fl
 from frostline.client.http import HttpTransport
-from frostline.core import REFERENCE
+from frostline.core import REFERENCE, Route
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import ModelError, OverBudget, Unavailable, UnsafeArtifact
 from frostline.core.events import SetupWarning
@@ -266,6 +267,26 @@ def test_a_slow_trainer_knows_from_its_second_run_whether_a_trial_pays(folder, e
         until(lambda: choices)
         assert job.fallback is None
     assert [choice.engine for choice in choices] == [REFERENCE]
+
+
+def test_it_is_known_from_the_checks_of_the_network_how_long_a_row_takes_here(folder, expected, monkeypatch):
+    """So that a slow trainer takes no more of a fast link than it can do before the node is ready."""
+    made, known, shortest = [], [], both_sides.ShortestWait
+
+    def dealing(*said, **more):
+        known.append(more["row_s"])
+        return shortest(*said, **more)
+
+    of = PartitionedModel.of
+    monkeypatch.setattr(PartitionedModel, "of", lambda *said, **more: made.append(of(*said, **more)) or made[-1])
+    monkeypatch.setattr(both_sides, "ShortestWait", dealing)
+    with node_elsewhere(folder) as url, job_near(url, folder, accuracy="exact") as job:
+        np.testing.assert_array_equal(rows_of(job), expected)
+    assert known == [{Route(0): made[0].row_s}]
+    assert 0 < made[0].row_s < 1
+    assert made[0].row_s == made[0].parts.part.row_s[-1]
+    elsewhere = replace(made[0], device="cuda")
+    assert elsewhere.row_s is None, "an accelerator takes many rows at once"
 
 
 def test_a_node_whose_trial_takes_long_computes_its_share_meanwhile(folder, expected, monkeypatch):

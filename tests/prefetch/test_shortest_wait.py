@@ -25,13 +25,15 @@ REQUEST = 8
 class World:
     """Ways that do their requests one after another, each at a rate of its own, which may change with time."""
 
-    def __init__(self, rates, priors, *, bound=None, window=8):
+    def __init__(self, rates, priors, *, bound=None, window=8, request=REQUEST, run=None):
         self.now = 0.0
         self.rates = rates
         self.window = window
+        self.request = request
         self.request_source = ShortestWait(
             priors,
-            samples_per_request=REQUEST,
+            samples_per_request=request,
+            rows_per_run={} if run is None else {TRAINER: run},
             bytes_per_sample=lambda route: 10,
             clock=lambda: self.now,
             **({} if bound is None else {"bound": bound}),
@@ -50,7 +52,7 @@ class World:
         while (left or ends) and self.now < until:
             while left and under_way < self.window:
                 following = self.request_source.next_request(left)
-                assert 1 <= following.rows <= min(left, REQUEST)
+                assert 1 <= following.rows <= min(left, self.request)
                 left -= following.rows
                 under_way += 1
                 self.assigned.append((self.now, following.route, following.rows))
@@ -158,8 +160,23 @@ def test_requests_are_short_while_a_way_is_closed():
     request_source.close(NODE)
     assert request_source.next_request(100).rows == 8
     request_source.open(NODE)
-    assert request_source.next_request(100).rows == 32
-    assert request_source.next_request(5).rows == 5
+    assert request_source.next_request(200).rows == 32
+    assert request_source.next_request(5).rows == 2
+
+
+@pytest.mark.parametrize(("run", "lengths"), [(8, [32, 8, 24, 16, 16, 8, 8, 8, 8]), (32, [32, 32, 32, 32])])
+def test_the_last_requests_are_short_and_none_is_shorter_than_a_run(run, lengths):
+    request_source, left = source_at([0.0], run=run), 128
+    for length in lengths:
+        assert request_source.next_request(left).rows == length
+        left -= length
+
+
+@pytest.mark.parametrize(("node", "trainer"), [(17, 15), (13, 40), (3.5, 3.5), (100, 90)])
+@pytest.mark.parametrize("samples", [300, 500, 1041])
+def test_both_sides_end_within_a_run_of_each_other(node, trainer, samples):
+    world = World({NODE: node, TRAINER: trainer}, {NODE: 1, TRAINER: 1}, window=4, request=32, run=8)
+    assert world.run(samples) <= samples / (node + trainer) + 8 / min(node, trainer)
 
 
 @pytest.mark.parametrize(

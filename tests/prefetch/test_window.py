@@ -489,6 +489,25 @@ def test_as_long_as_no_pace_is_known_what_is_under_way_counts_with_what_waits():
     assert not held.asks(0), "it may have seconds of work"
 
 
+@pytest.mark.parametrize(("row_s", "requests"), [(None, 8), (0.01, 8), (0.3, 3), (1.0, 1), (60.0, 1)])
+def test_before_any_pace_is_known_three_seconds_of_work_as_believed_are_asked_for(row_s, requests):
+    """A network of a third of a second a row, and a link that brings all of it at once: the node is ready later."""
+    request_source = ShortestWait(
+        {NODE: 1.0, TRAINER: 1.0},
+        samples_per_request=4,
+        bytes_per_sample=lambda route: ROW_BYTES,
+        clock=lambda: 0.0,
+        row_s={} if row_s is None else {TRAINER: row_s},
+    )
+    request_source.close(NODE)
+    held = window(400, requests_in_flight=8, ramp=False, request_source=request_source)
+    asks = held.asks(0.0)
+    assert len(asks) == requests
+    assert {ask.route for ask in asks} == {TRAINER}
+    request_source.open(NODE)
+    assert {ask.route for ask in held.asks(0.0)} == ({NODE} if requests < 8 else set())
+
+
 def test_a_request_that_is_held_takes_the_way_that_opened_meanwhile():
     """It must not keep those behind it from a node that became ready while a slow trainer had seconds of work."""
     now = [0.0]

@@ -99,7 +99,8 @@ def begin(
     health = context.asking(context.transport.health)
     kept = MeasurementCache(cache_folder() / "measurements", measurement_key(context, health, len(nodes)))
     tries_here = total_samples(context) >= _MIN_TO_TRY and can_be_tried(context)
-    both_sides = both_sides_of(context, health, len(nodes), ROWS if tries_here else context.settings.device_batch)
+    rows_here = ROWS if tries_here else context.settings.device_batch
+    both_sides = both_sides_of(context, health, len(nodes), rows_here, network.row_s)
     found = kept.get()
     planned = _planned(context, found, both_sides)
     later = None

@@ -66,7 +66,9 @@ _ACCELERATED = 20.0
 _LINK_SHARE, _MIN_SHARE, _TELLING_BYTES = 0.95, 0.05, 256 << 10
 
 
-def both_sides_of(context: JobContext, health: Health, nodes: int, rows_here: int) -> BothSides | None:
+def both_sides_of(
+    context: JobContext, health: Health, nodes: int, rows_here: int, row_s: float | None
+) -> BothSides | None:
     """What deals a job's samples to both sides; None where the trainer cannot do what the node does, or need not.
 
     Args:
@@ -74,6 +76,7 @@ def both_sides_of(context: JobContext, health: Health, nodes: int, rows_here: in
         health: health of its node, or of one of its nodes.
         nodes: number of nodes.
         rows_here: rows of each run at the trainer, which is filled up where a request has fewer.
+        row_s: seconds that the trainer takes for a row in eager PyTorch; None where nobody knows.
     """
     if _shares_a_core(health, context) or not _can_decode(context.preprocess):
         return None
@@ -99,6 +102,7 @@ def both_sides_of(context: JobContext, health: Health, nodes: int, rows_here: in
         clock=time.monotonic,
         bound=bound,
         rows_per_run={Route(0): rows_here},
+        row_s={} if row_s is None else {Route(0): row_s},
     )
     return BothSides(ways)
 

@@ -187,6 +187,17 @@ class PartitionedModel:
         others = rest_of(self.parts.prefix, self.device)
         return lambda cut: whole if cut.number <= 1 else others(cut)
 
+    @property
+    def row_s(self) -> float | None:
+        """Seconds that this processor takes for a row of the frozen part in eager PyTorch; None where nobody knows.
+
+        An accelerator takes many rows at once, and a text is run at its own length, so that a few rows say little.
+        """
+        part, prefix = self.parts.part, self.parts.prefix
+        if part is None or prefix is None or prefix.lengths is not None or self.device != "cpu":
+            return None
+        return part.row_s[-1] if part.row_s else None
+
     def pack(self) -> Shipment | None:
         """The frozen part as it is to travel; None where there is none."""
         if self.parts.prefix is None:

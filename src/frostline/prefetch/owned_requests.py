@@ -171,14 +171,7 @@ def _requests_of_piece(
     while len(piece):
         following = request_source.next_request(len(piece))
         chosen, piece = piece[: following.rows], piece[following.rows :]
-        samples = table.take(rows[chosen])
-        request = PlannedRequest(
-            positions=positions[chosen],
-            samples=samples,
-            expected_bytes=following.bytes_of(samples),
-            route=following.route,
-        )
-        yield request, piece
+        yield following.planned(positions[chosen], table.take(rows[chosen])), piece
 
 
 class _Waiting:

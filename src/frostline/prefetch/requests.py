@@ -53,6 +53,7 @@ class PlannedRequest:
         epoch: epoch that they belong to, where a window asks for several: nothing of one is handed out before the last
             of the one before it.
         nodes: names of the nodes to ask, the owner of the samples first; none where any will do.
+        row_s: see ``NextRequest``.
     """
 
     positions: npt.NDArray[np.int64]
@@ -61,6 +62,7 @@ class PlannedRequest:
     route: Route
     epoch: int = 0
     nodes: tuple[str, ...] = ()
+    row_s: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.positions) == 0 or len(self.positions) != len(self.samples):
@@ -124,15 +126,21 @@ class NextRequest:
         route: the way that its samples take.
         rows: samples in it.
         bytes_per_sample: payload of one sample; 0 where the encoded sample itself travels.
+        row_s: seconds that this side's processor is believed to take for a row, until it has run some; None where
+            nobody knows, or it has nothing to do.
     """
 
     route: Route
     rows: int
     bytes_per_sample: int
+    row_s: float | None = None
 
-    def bytes_of(self, samples: Samples) -> int:
-        """Payload of these samples on this way."""
-        return self.bytes_per_sample * len(samples) if self.bytes_per_sample else samples.encoded_bytes
+    def planned(self, positions: npt.NDArray[np.int64], samples: Samples) -> PlannedRequest:
+        """The request for the samples at these places in the epoch."""
+        expected_bytes = self.bytes_per_sample * len(samples) if self.bytes_per_sample else samples.encoded_bytes
+        return PlannedRequest(
+            positions=positions, samples=samples, expected_bytes=expected_bytes, route=self.route, row_s=self.row_s
+        )
 
 
 class RequestSource(Protocol):
@@ -164,15 +172,13 @@ def plan_requests(
         chosen = positions[start : start + following.rows]
         samples = table.take(rows[start : start + following.rows])
         start += len(chosen)
-        yield PlannedRequest(
-            positions=chosen, samples=samples, expected_bytes=following.bytes_of(samples), route=following.route
-        )
+        yield following.planned(chosen, samples)
 
 
 def deal_again(request: PlannedRequest, request_source: RequestSource) -> PlannedRequest:
     """The same samples on the way that is best now, where nobody has asked for them yet."""
     following = request_source.next_request(len(request), request.route)
-    return replace(request, expected_bytes=following.bytes_of(request.samples), route=following.route)
+    return replace(following.planned(request.positions, request.samples), epoch=request.epoch, nodes=request.nodes)
 
 
 # Whole requests with which a ramp begins: one answer is on its way while another is read.
@@ -352,6 +358,7 @@ class ShortestWait:
         clock: seconds of a monotonic clock.
         bound: the most rows a second that a way may be believed to have; infinity where nothing bounds it.
         rows_per_run: rows that each run of a way computes, however few a request has; 1 where that is not said.
+        row_s: seconds that this side's processor is believed to take for a row of a way; see ``NextRequest``.
     """
 
     def __init__(
@@ -363,6 +370,7 @@ class ShortestWait:
         clock: Callable[[], float],
         bound: Callable[[Route], float] = lambda _: math.inf,
         rows_per_run: Mapping[Route, int] | None = None,
+        row_s: Mapping[Route, float] | None = None,
     ) -> None:
         assert min(priors.values()) > 0, "every way may be taken"
         self._ways = {route: _Way(prior=prior, since=clock()) for route, prior in priors.items()}
@@ -371,6 +379,7 @@ class ShortestWait:
         self._clock = clock
         self._bound = bound
         self._rows_per_run = dict(rows_per_run or {})
+        self._row_s = dict(row_s or {})
         self._assigned: Counter[Route] = Counter()
         self._are_bound: dict[Route, bool] = {}
         self._closed: dict[Route, float] = {}
@@ -444,15 +453,15 @@ class ShortestWait:
         way.waiting += rows
         way.bounded_until = max(now, way.bounded_until) + rows / self._bound(route)
         self._assigned[route] += rows
-        return NextRequest(route=route, rows=rows, bytes_per_sample=self._bytes_per_sample(route))
+        payload, row_s = self._bytes_per_sample(route), self._row_s.get(route)
+        return NextRequest(route=route, rows=rows, bytes_per_sample=payload, row_s=row_s)
 
     def _first_done(self, left: int, now: float) -> tuple[Route, int]:
         """The way on which the next request is expected to be done first, and its rows."""
         # What waits for one way while another is closed cannot be dealt to that when it opens.
         maximum = min(_FEW, self._samples_per_request) if self._closed else self._samples_per_request
-        rows = min(maximum, left)
-        ways = self._open_ways(left, rows, now)
-        route = min(ways, key=lambda route: self._wait_s(route, rows, now))
+        rows = min(maximum, left, self._guided_rows(left))
+        ways, route = self._first_of(left, rows, now)
         if self._ways[route].waiting:
             route, rows = self._idle_way(route, ways, rows, now)
         rows = min(max(rows, self._rows_per_run.get(route, 1)), self._samples_per_request, left)
@@ -461,14 +470,27 @@ class ShortestWait:
             rows = max(1, int(min(self._bound(route) * _SHORT_S, rows)))
         return route, rows
 
+    def _guided_rows(self, left: int) -> int:
+        """Rows of a request, fewer of the last ones, so that all ways end together.
+
+        That is half of what each way has of the rest, in whole runs ("guided self-scheduling", Polychronopoulos and
+        Kuck, 1987).
+        """
+        run = max(self._rows_per_run.values(), default=self._samples_per_request)
+        return run * -(-left // (2 * len(self._ways) * run))
+
     def _way_of_all(self, rows: int, now: float) -> Route:
         """The way on which all these rows are expected to be done first."""
-        ways = self._open_ways(rows, rows, now)
-        route = min(ways, key=lambda route: self._wait_s(route, rows, now))
+        ways, route = self._first_of(rows, rows, now)
         if self._ways[route].waiting:
             idle, few = self._idle_way(route, ways, rows, now)
             route = idle if few == rows or not self._ways[idle].rows else route
         return route
+
+    def _first_of(self, left: int, rows: int, now: float) -> tuple[list[Route], Route]:
+        """The open ways, and that of them on which so many rows are expected to be done first."""
+        ways = self._open_ways(left, rows, now)
+        return ways, min(ways, key=lambda route: self._wait_s(route, rows, now))
 
     def _take_back(self, route: Route, rows: int, now: float) -> None:
         way = self._ways.get(route)

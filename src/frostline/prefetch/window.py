@@ -412,7 +412,7 @@ class Window:
         times = [entry.not_before for entry in self._waiting]
         if not self._waiting:
             if self._next is not None and self._fits(self._next):
-                at = self._free_at(self._next.route)
+                at = self._free_at(self._next)
                 if at > -math.inf:
                     times.append(at if math.isfinite(at) else self._held_at + _LOOK_S)
             awaited = (flight for number, flight in self._flights.items() if number not in self._computing)
@@ -565,10 +565,10 @@ class Window:
         request = self._next = self._next or next(self._source, None)
         if request is None:
             return None
-        if now < self._free_at(request.route):  # another way may have opened, or may be done first by now
+        if now < self._free_at(request):  # another way may have opened, or may be done first by now
             self._held_at = now
             request = self._next = self._deal_again(request)
-        if not self._fits(request) or now < self._free_at(request.route):
+        if not self._fits(request) or now < self._free_at(request):
             return None
         self._next = next(self._source, None)
         one = InFlight(request=request)
@@ -580,15 +580,19 @@ class Window:
         held = self._expected_bytes + self._ready_bytes + self._held_bytes
         return not held or held + request.expected_bytes <= self._max_bytes
 
-    def _free_at(self, route: Route) -> float:
-        """From when on a way is asked for more; infinity where so many rows wait that the next may find another way."""
-        computing, row_s = self._rows_computing[route], self._row_s(route)
-        if not computing or not self._has_choice():
-            return -math.inf
+    def _free_at(self, request: PlannedRequest) -> float:
+        """When a request may go; infinity where so many rows of its way wait here that it may find another way."""
+        route = request.route
         asked = sum(flight.rows for flight in self._flights.values() if flight.opened.request.route == route)
+        if not asked or not self._has_choice():
+            return -math.inf
+        told, computing = self._row_s(route), self._rows_computing[route]
+        row_s = request.row_s if told is None else told
         if row_s is not None and asked * row_s >= _COMPUTING_S:
             return math.inf
-        waiting = asked if row_s is None else computing
+        if not computing:
+            return -math.inf
+        waiting = asked if told is None else computing
         more = waiting // self._settings.samples_per_request - _COMPUTING_REQUESTS + 1
         return self._computed_at[route] + more if more > 0 else -math.inf
 
