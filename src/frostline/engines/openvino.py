@@ -1,7 +1,4 @@
-"""OpenVINO on the CPU: a prefix handed over operator by operator, run in fp32, 16-bit floats or 8 bits.
-
-Hands a prefix to OpenVINO operator by operator, as it was traced once: it is not traced and decomposed again.
-"""
+"""OpenVINO on the CPU: a prefix handed over operator by operator, run in fp32, 16-bit floats or 8 bits."""
 
 import operator
 import threading

@@ -1,9 +1,4 @@
-"""Engines of torch: eager as the reference, in other layouts and precisions, and compiled by TorchInductor.
-
-The reference engine: a prefix in eager torch, in its own precision, bit for bit what the user's network computes.
-
-A prefix up to one cut as a module of torch and as an exported program, from which other engines are made.
-"""
+"""Engines of torch: eager as the reference, in other layouts and precisions, and compiled by TorchInductor."""
 
 import io
 import logging
@@ -254,10 +249,6 @@ class LevelsModule(torch.nn.Module):
     One multiplication and one addition over lines of pixels, which vectors have no trouble with; with three numbers for
     three channels that lie side by side OpenVINO takes 0.4 ms longer for an image of 224 x 224. It rounds otherwise
     than a difference that is divided, by 1e-7 or so.
-
-    Args:
-        levels: meaning of the pixels.
-        width: width of a line.
     """
 
     scale: torch.Tensor
@@ -276,13 +267,7 @@ class LevelsModule(torch.nn.Module):
 
 
 def own_memory(graph: Graph, tensors: Mapping[str, torch.Tensor], cuts: Sequence[Cut]) -> dict[int, CutMemory]:
-    """The memory up to each cut of a prefix that this process made itself, from a run on two samples of zeros.
-
-    Args:
-        graph: see ``TorchEngine``.
-        tensors: see ``TorchEngine``.
-        cuts: see ``TorchEngine``.
-    """
+    """The memory up to each cut of a prefix that this process made itself, from a run on two samples of zeros."""
     return observed_memory(graph, leaf_values(graph, tensors), cuts)
 
 

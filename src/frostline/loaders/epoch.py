@@ -1,7 +1,4 @@
-"""One pass over an epoch's rows: planned, asked for, decoded and built into batches; and passes one after another.
-
-Several epochs one after the other: the next one is asked for while one ends, and handed out after it.
-"""
+"""One pass over an epoch's rows: planned, asked for, decoded and built into batches; and passes one after another."""
 
 import math
 import time
@@ -54,9 +51,6 @@ class EpochStream:
         samples: the table that the order is one of.
         order: order of the epoch.
         shard: the process's part of it.
-
-    Attributes:
-        source: the source as given.
     """
 
     def __init__(self, source: RowSource, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:
@@ -323,9 +317,6 @@ class Epochs(Generic[L]):
         loader: loader of any epoch.
         numbers: numbers of the epochs in the order in which they come. None may come twice, because a saved state
             identifies the epoch by its number.
-
-    Attributes:
-        loader: the loader as given.
 
     Raises:
         SettingError: No epoch is named, or one is named twice.
