@@ -345,15 +345,10 @@ _NARROW = frozenset(
 
 
 class TorchVariant(Converted):
-    """A prefix in eager torch, channels-last, in fp32 or in 16 bits where the operators allow it.
+    """A prefix in eager torch, channels-last, in fp32 or in 16 bits where the operators allow it; see ``Converted``.
 
     Args:
-        name: name of the engine, as in ``engines.catalog.OFFERS``.
-        order: order to make it from.
         dtype: the dtype to compute in; None is fp32.
-
-    Raises:
-        UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
     def __init__(self, name: str, order: EngineRecipe, dtype: torch.dtype | None = None) -> None:
@@ -466,18 +461,15 @@ def has_compiler() -> bool:
 
 
 class TorchCompiled(Converted):
-    """A prefix compiled ahead of its runs by inductor.
+    """A prefix compiled ahead of its runs by inductor; see ``Converted``.
 
     The file that it keeps is native code, made here: a folder of them must be writable by nobody else.
 
     Args:
-        name: name of the engine, as in ``engines.catalog.OFFERS``.
-        order: order to make it from.
         dtype: the dtype to compute in, where the operators allow it; None is fp32.
 
     Raises:
         EngineUnsupported: Inductor cannot take the network.
-        UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
     def __init__(self, name: str, order: EngineRecipe, dtype: torch.dtype | None = None) -> None:

@@ -44,13 +44,7 @@ class EpochStream:
     """One pass over one order: its planner, its decoder and its builder, each for threads of one kind.
 
     The window's threads draw requests from the planner, one at a time; the threads of a pool decode what arrives; and
-    one thread at a time builds batches.
-
-    Args:
-        source: the place where the rows come from.
-        samples: the table that the order is one of.
-        order: order of the epoch.
-        shard: the process's part of it.
+    one thread at a time builds batches. It is made of the same as its ``RequestPlanner``.
     """
 
     def __init__(self, source: RowSource, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:
