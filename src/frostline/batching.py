@@ -1,13 +1,4 @@
-"""Decides how many samples run at once, which ones together, where, and whose turn it is. Pure: no clock or threads.
-
-Decides which waiting rows run together next on the device.
-
-Decides which of several devices takes the next batch: the one that is expected to finish it first.
-
-Decides who may use how much of a fixed amount of memory, and who waits for it.
-
-Decides whose turn it is, so that tenants get weighted max-min fair shares of the device's seconds.
-"""
+"""Decides how many samples run at once, which ones together, where, and whose turn it is. Pure: no clock or threads."""
 
 import math
 from collections import Counter, defaultdict, deque
@@ -328,9 +319,6 @@ def batch_seconds(loads: Sequence[DeviceLoad]) -> tuple[float, ...]:
     """The expected seconds of the next batch on each device.
 
     A device that has run none is taken for as fast as the fastest one, so that it is soon measured.
-
-    Args:
-        loads: work of each device.
     """
     known = [load.batch_s for load in loads if load.batch_s is not None]
     fastest = min(known, default=_UNKNOWN_S)

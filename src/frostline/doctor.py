@@ -1,21 +1,4 @@
-"""Examines a whole set-up: machine, nodes, data, network and link, and says what to change.
-
-Examines a whole set-up, part after part, each only where the parts that it needs are in order.
-
-Looks at this machine: processors, memory, the accelerator, open files, and the folder that keeps things.
-
-Looks at all that the environment makes of a job: its control plane, its I/O service, bounds of stores, folders.
-
-Looks at a node from here: does it answer, may this user use it, has it the data and reads it, and do both clocks agree.
-
-Looks at a data set: can it be listed, has it classes, and can a few of its samples be read and decoded.
-
-Looks at a link that was measured: can one connection's buffers hold what is under way on it.
-
-Looks at a whole set-up as a job makes it: builds and cuts the network, and measures both sides and the link.
-
-What an examination says of one part of a set-up: fine, worth a look, or in need of a change, in a sentence.
-"""
+"""Examines a whole set-up: machine, nodes, data, network and link, and says what to change."""
 
 import http.client
 import math
@@ -468,11 +451,7 @@ _AT_ONCE = 8
 
 
 def _examine_data(data: Dataset) -> Iterator[Finding]:
-    """What a job finds in a data set.
-
-    Args:
-        data: data set, listed.
-    """
+    """What a job finds in a data set."""
     nbytes = int(data.samples.lengths.astype(np.int64).sum())
     says = f"{len(data)} samples of {len(data.classes)} classes, {in_bytes(nbytes)}, at {data.url}"
     yield Finding(part="data", level=FINE, says=says)
@@ -563,12 +542,7 @@ class ExaminedSetup:
 
 
 def examine(subject: ExaminedSetup, on_event: Observer) -> Iterator[Finding]:
-    """What is found, as it is found.
-
-    Args:
-        subject: set-up to examine.
-        on_event: function that is called with each event meanwhile.
-    """
+    """What is found, as it is found."""
     yield from examine_machine()
     if subject.devices is not None:
         yield from attempt("device", partial(examine_devices, subject.devices))
@@ -724,10 +698,6 @@ def _next_power(value: float) -> int:
 
 def _examine_network(settings: JobSettings, on_event: Observer) -> Iterator[Finding]:
     """What a job finds that is made of all parts together.
-
-    Args:
-        settings: settings of the job.
-        on_event: function that is called with each event meanwhile.
 
     Raises:
         UserError: The user can mend what is wrong: data, network, node or settings.

@@ -1,11 +1,5 @@
 """Decides how deep a window is and how many requests are under way, while it runs. Pure: no clock, no threads.
 
-Decides both bounds of a window by what the loop waits for, in either direction and for ever.
-
-Decides how many requests are under way at once: by trying more while the loop waits, and fewer where they queue.
-
-Decides when a setting has been in force for long enough to be measured, and what it gave.
-
 Decides by PRISMA's rule for producers and buffer, to compare with: it grows, and then it stops for ever.
 """
 
@@ -116,11 +110,7 @@ class TuningRule(Protocol):
 
 
 class FixedWindow:
-    """What was set stays: to compare with, and for whoever knows better.
-
-    Args:
-        setting: the bounds.
-    """
+    """What was set stays: to compare with, and for whoever knows better."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting

@@ -1,12 +1,14 @@
 """Errors of engines: speed holds for all data, an error only for the samples on which it was measured."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from frostline.core import REFERENCE, Levels
 from frostline.engines.protocols import evaluation_name, identity
+from frostline.node.trials.processes import TrialJob
 from frostline.node.trials.queue import EngineMemory, TrialPolicy
 from frostline.node.trials.selection import Trials
 from support.engines import Reference, every_instruction, make_fastest
@@ -37,9 +39,13 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("engines")
 
 
+def job_on(pixels):
+    return TrialJob(digest=DIGEST, prefix=NETWORK.prefix, pixels=pixels, reference=REFERENCE_RUN)
+
+
 def chosen(folder, pixels, accuracy, longest_s=LONGEST_S):
     with closing(Trials(folder, TERMS, MEMORY, longest_s=longest_s, engines=(HALF,))) as trials:
-        return trials.choose(DIGEST, NETWORK.prefix, pixels, accuracy, REFERENCE_RUN)
+        return trials.choose(job_on(pixels), accuracy)
 
 
 def of_half(choice):
@@ -83,7 +89,7 @@ def test_uses_the_reference_if_there_is_no_time_for_trials(folder, errors):
 
 def test_checks_a_named_engine_on_the_jobs_own_samples(folder, errors):
     def named(pixels, accuracy):
-        return trials.prepare(DIGEST, NETWORK.prefix, pixels, HALF, LAST, REFERENCE_RUN, accuracy=accuracy)
+        return trials.prepare(job_on(pixels), HALF, LAST, accuracy)
 
     with closing(Trials(folder, TERMS, MEMORY, longest_s=1e-9, engines=(HALF,))) as trials:
         found = [named(pixels, 1.0).error for pixels in (ONE, OTHER)]
@@ -109,10 +115,7 @@ def test_an_error_on_unprocessed_pixels_belongs_to_the_pixels_and_their_levels(f
     )
     engine = identity(HALF, "bf16", light, levels)
     with closing(Trials(folder, TERMS, MEMORY, longest_s=LONGEST_S, engines=(HALF,))) as trials:
-        found = [
-            trials.prepare(DIGEST, NETWORK.prefix, pixels, engine, LAST, REFERENCE_RUN, levels=levels, accuracy=1.0)
-            for pixels in (light, dark)
-        ]
+        found = [trials.prepare(replace(job_on(pixels), levels=levels), engine, LAST, 1.0) for pixels in (light, dark)]
     assert [(trial.engine, trial.why_not) for trial in found] == [(engine, None)] * 2
     assert min(trial.error for trial in found) > 0
     assert found[0].error != found[1].error

@@ -32,7 +32,7 @@ from frostline.node.in_process import LocalTransport
 from frostline.node.memory import Cancelled
 from frostline.node.profiling import NetworkProfile, costs_under_engine
 from frostline.node.trials import processes
-from frostline.node.trials.processes import TrialProcess
+from frostline.node.trials.processes import TrialJob, TrialProcess
 from frostline.node.trials.queue import EngineMemory, TrialPolicy, policy_of
 from frostline.node.trials.selection import Search, Trials
 from frostline.profiles import CutCost, Trial
@@ -62,6 +62,7 @@ TERMS = TrialPolicy(device="cpu", rows=(8, 16), threads=(2, 1), keeps_freed=Fals
 MEMORY = EngineMemory(weights_bytes=1 << 30, run_bytes=1 << 30)
 LAST = NETWORK.cuts[-1].number
 REFERENCE_RUN = Reference(NETWORK.prefix)
+JOB = TrialJob(digest=DIGEST, prefix=NETWORK.prefix, pixels=PIXELS, reference=REFERENCE_RUN)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +76,7 @@ def chosen(folder):
     (folder / "unused").mkdir()
     (folder / "unused" / "old.bin").write_bytes(bytes(100))
     with closing(Trials(folder, TERMS, MEMORY, longest_s=100, engines=(OTHER,), max_bytes=0)) as trials:
-        return trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+        return trials.choose(JOB, "fp16")
 
 
 def test_a_trial_measures_speed_error_and_memory_of_an_engine(chosen):
@@ -94,7 +95,7 @@ def test_a_trial_measures_speed_error_and_memory_of_an_engine(chosen):
 
 def test_does_not_repeat_a_trial_on_the_same_hardware(chosen, folder):
     with closing(Trials(folder, TERMS, MEMORY, longest_s=1e-9, engines=(OTHER,))) as trials:
-        assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN) == chosen
+        assert trials.choose(JOB, "fp16") == chosen
         assert trials.find_ready(DIGEST, OTHER, LAST) is not None
         assert trials.find_ready(DIGEST, "no-such-engine", LAST) is None
     other_batches = replace(TERMS, rows=(8,))
@@ -118,7 +119,7 @@ def test_a_node_that_serves_one_job_tries_engines_in_its_own_process(chosen, tmp
         "frostline.node.trials.processes.TrialProcess.run", lambda *_: pytest.fail("a process was started")
     )
     with closing(Trials(tmp_path, HERE, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+        choice = trials.choose(JOB, "fp16")
         (found,) = [trial for trial in choice.trials if trial.engine == OTHER]
         assert trials.find_ready(DIGEST, OTHER, LAST) == found
         made = trials.make_engine(DIGEST, NETWORK.prefix, found, None, None, "cpu")
@@ -150,7 +151,7 @@ def test_the_first_trial_takes_the_process_that_was_warmed_unless_it_has_died(di
         if dies:
             begun[0].kill()
             begun[0].wait()
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+        choice = trials.choose(JOB, "fp16")
     assert len(begun) == 1 + dies
     assert any(trial.engine == OTHER and trial.samples_per_s for trial in choice.trials)
     assert all(process.returncode is not None for process in begun)
@@ -173,7 +174,7 @@ def test_a_disk_without_room_for_temporary_files_costs_the_trial_that_met_it_alo
     monkeypatch.setattr(np, "save", full_at_first)
     monkeypatch.setattr("frostline.node.trials.processes.TrialProcess.run", run)
     with closing(Trials(tmp_path, TERMS, MEMORY, longest_s=100, engines=(OTHER, "openvino"))) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+        choice = trials.choose(JOB, "fp16")
     said = {trial.why_not for trial in choice.trials if trial.engine != REFERENCE}
     assert any("No space left on device" in why for why in said)
     assert PIXELS.shape in tries
@@ -199,7 +200,7 @@ def test_a_short_job_has_an_engine_tried_at_one_setting(samples, is_brief, tmp_p
     slow = Reference(NETWORK.prefix)
     monkeypatch.setattr(slow, "seconds", lambda _: 0.01, raising=False)
     with closing(Trials(tmp_path, TERMS, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", slow, samples=samples)
+        choice = trials.choose(replace(JOB, reference=slow), "fp16", samples=samples)
     assert [one["is_brief"] for one in said] == [is_brief]
     (found,) = [trial for trial in choice.trials if trial.engine == OTHER]
     assert found.samples_per_s > 0
@@ -220,14 +221,14 @@ def test_tries_an_engine_that_crashed_a_process_in_a_process_of_its_own(tmp_path
             closing(Trials(tmp_path, HERE, MEMORY, longest_s=100, engines=(OTHER,))) as trials,
             pytest.raises(Cancelled),
         ):
-            trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+            trials.choose(JOB, "fp16")
     (mark,) = marks
     assert not mark.exists()
     mark.touch()  # as it is left by a process that was killed
     processes, run = [], TrialProcess.run
     monkeypatch.setattr(TrialProcess, "run", lambda *said: processes.append(1) or run(*said))
     with closing(Trials(tmp_path, HERE, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+        choice = trials.choose(JOB, "fp16")
     assert processes == [1]
     assert any(trial.engine == OTHER and trial.samples_per_s for trial in choice.trials)
 
@@ -238,7 +239,7 @@ def test_an_engine_that_does_not_fit_is_refused_in_the_nodes_process_too(tmp_pat
 
     monkeypatch.setattr("frostline.engines.trials.build", unfit)
     with closing(Trials(tmp_path, HERE, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+        choice = trials.choose(JOB, "fp16")
     assert choice.engine == REFERENCE
     assert [trial.why_not for trial in choice.trials if trial.engine == OTHER] == ["it has no such layer"]
     assert not list(tmp_path.rglob("*.tried-here"))
@@ -247,7 +248,7 @@ def test_an_engine_that_does_not_fit_is_refused_in_the_nodes_process_too(tmp_pat
 def test_a_job_that_is_too_short_for_a_trial_starts_none(tmp_path):
     reference = Reference(NETWORK.prefix)
     with closing(Trials(tmp_path / "none", TERMS, MEMORY, longest_s=100)) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "float32", reference, samples=200)
+        choice = trials.choose(replace(JOB, reference=reference), "float32", samples=200)
     assert choice.engine == REFERENCE
     assert any("it would save this job" in (trial.why_not or "") for trial in choice.trials)
     assert reference.asked == 0
@@ -257,7 +258,7 @@ def test_a_job_that_is_too_short_for_a_trial_starts_none(tmp_path):
 def test_a_job_that_forbids_trials_uses_known_ones(chosen, folder, tmp_path):
     for place, engines in ((folder, {REFERENCE, OTHER}), (tmp_path, {REFERENCE})):
         with closing(Trials(place, TERMS, MEMORY, longest_s=100, engines=(OTHER,))) as trials:
-            found = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN, max_s=0)
+            found = trials.choose(JOB, "fp16", max_s=0)
         assert {trial.engine for trial in found.trials if trial.samples_per_s} == engines
 
 
@@ -267,7 +268,7 @@ def test_a_job_that_forbids_trials_uses_known_ones(chosen, folder, tmp_path):
 def test_nothing_is_tried_where_only_the_reference_may_be_used(tmp_path, accuracy, longest_s, engines):
     with closing(Trials(tmp_path / "none", TERMS, MEMORY, longest_s=longest_s, engines=engines)) as trials:
         nothing = Choice(engine=REFERENCE, trials=())
-        assert trials.choose(DIGEST, NETWORK.prefix, PIXELS, accuracy, REFERENCE_RUN) == nothing
+        assert trials.choose(JOB, accuracy) == nothing
     assert not (tmp_path / "none").exists()
 
 
@@ -277,7 +278,7 @@ def test_nothing_is_tried_where_only_the_reference_may_be_used(tmp_path, accurac
 def test_a_trial_beyond_its_time_or_memory_is_killed_with_the_reason(tmp_path, changes, longest_s, why):
     terms = replace(TERMS, **changes)
     with closing(Trials(tmp_path, terms, MEMORY, longest_s=longest_s, engines=(OTHER,))) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1, REFERENCE_RUN)
+        choice = trials.choose(JOB, 0.1)
     assert choice.engine == REFERENCE
     assert any(why in (trial.why_not or "") for trial in choice.trials), choice.trials
 
@@ -285,7 +286,7 @@ def test_a_trial_beyond_its_time_or_memory_is_killed_with_the_reason(tmp_path, c
 def test_refuses_a_named_engine_that_was_calibrated_on_other_samples(tmp_path):
     other = identity("onnxruntime-int8", "int8", PIXELS + 1)
     with closing(Trials(tmp_path, TERMS, MEMORY, longest_s=60)) as trials:
-        found = trials.prepare(DIGEST, NETWORK.prefix, PIXELS, other, LAST, REFERENCE_RUN)
+        found = trials.prepare(JOB, other, LAST)
     assert "was calibrated on other samples" in found.why_not
     assert identity("onnxruntime-int8", "int8", PIXELS) in found.why_not
     assert list(tmp_path.iterdir()) == []
@@ -294,7 +295,7 @@ def test_refuses_a_named_engine_that_was_calibrated_on_other_samples(tmp_path):
 def test_an_unwritable_cache_folder_is_the_reason_of_a_trial_and_not_an_error(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with closing(Trials(tmp_path / "file" / "engines", TERMS, MEMORY, longest_s=60, engines=(OTHER,))) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, 0.1, REFERENCE_RUN)
+        choice = trials.choose(JOB, 0.1)
     assert choice.engine == REFERENCE
     assert "cannot be tried here" in choice.trials[-1].why_not
 
@@ -302,7 +303,7 @@ def test_an_unwritable_cache_folder_is_the_reason_of_a_trial_and_not_an_error(tm
 def test_does_not_use_an_engine_that_does_not_fit(chosen, folder):
     for memory in (replace(MEMORY, weights_bytes=1), replace(MEMORY, run_bytes=-1)):
         with closing(Trials(folder, TERMS, memory, longest_s=1e-9, engines=(OTHER,))) as trials:
-            choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+            choice = trials.choose(JOB, "fp16")
             assert choice.engine == REFERENCE
             assert any("--memory" in (trial.why_not or "") for trial in choice.trials)
             assert trials.find_ready(DIGEST, OTHER, LAST) is None
@@ -317,7 +318,7 @@ def test_where_others_wait_an_engine_runs_few_rows_or_is_refused(chosen, folder)
             assert trials.find_ready(DIGEST, OTHER, LAST).rows == rows
     terms = replace(TERMS, max_run_s=0.5 * 8 * found_s)
     with closing(Trials(folder, terms, MEMORY, longest_s=1e-9, engines=(OTHER,))) as trials:
-        choice = trials.choose(DIGEST, NETWORK.prefix, PIXELS, "fp16", REFERENCE_RUN)
+        choice = trials.choose(JOB, "fp16")
         assert choice.engine == REFERENCE
         assert any("--max-operation" in (trial.why_not or "") for trial in choice.trials)
         assert trials.find_ready(DIGEST, OTHER, LAST) is None

@@ -1,9 +1,4 @@
-"""Keeps features on disk, in one SQLite file bounded in bytes, safe against a kill, damage and a full disk.
-
-One SQLite file for features: its connections, its bound in bytes, and a new one where the old one is damaged.
-
-Decides whose features are evicted for others, and how many bytes rows take. Pure.
-"""
+"""Keeps features on disk, in one SQLite file bounded in bytes, safe against a kill, damage and a full disk."""
 
 import os
 import sqlite3
@@ -481,10 +476,6 @@ class FeatureStore(Closing):
     @classmethod
     def try_open(cls, folder: Path, budget_bytes: int) -> Self | None:
         """The cache in a folder; None where the disk has no space for it, which is logged: the work goes on without.
-
-        Args:
-            folder: see ``FeatureStore``.
-            budget_bytes: see ``FeatureStore``.
 
         Raises:
             SettingError: The folder cannot be used, or the budget is too small.

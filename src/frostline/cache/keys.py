@@ -1,7 +1,4 @@
-"""Decides what names a feature, and how a sample's features lie in one value with its checksum. Pure.
-
-Decides what names a feature: a digest of everything that its numbers depend on. Pure.
-"""
+"""Decides what names a feature, and how a sample's features lie in one value with its checksum. Pure."""
 
 import hashlib
 import json
@@ -104,12 +101,7 @@ _CHECKSUM_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
-    """The tensors of one sample, one after another.
-
-    Attributes:
-        shapes: shapes of each.
-        dtypes: dtypes of each.
-    """
+    """The tensors of one sample, one after another."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]

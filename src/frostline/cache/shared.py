@@ -1,8 +1,6 @@
 """Keeps features in an object store, where several nodes find them; rows are written behind the callers' backs.
 
 Keeps features in an object store, where several nodes find them; nothing that goes wrong there reaches a caller.
-
-Writes rows to an object store behind the callers' backs, many to an object, and evicts there to stay within a budget.
 """
 
 import threading

@@ -1,9 +1,4 @@
-"""Decides how features lie in shared objects, in which one each row is, and which objects are evicted. Pure.
-
-Remembers in which shared object each row lies. Pure.
-
-Decides how rows lie together in one shared object, what it is called, and which bytes of it are asked for. Pure.
-"""
+"""Decides how features lie in shared objects, in which one each row is, and which objects are evicted. Pure."""
 
 import hashlib
 import re

@@ -1,7 +1,4 @@
-"""Writes what a job does as a trace of spans: to a file that Perfetto opens, or to OpenTelemetry.
-
-Makes spans, each with its beginning and its end, of what a job tells of itself. Pure but for what it remembers.
-"""
+"""Writes what a job does as a trace of spans: to a file that Perfetto opens, or to OpenTelemetry."""
 
 import json
 import os
@@ -13,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from io import TextIOWrapper
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from frostline.core.errors import SettingError
@@ -163,9 +159,7 @@ class _Trace(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             for span in self._spans.end(self._clock()):
                 self._write(span)

@@ -1,16 +1,11 @@
 """Logs a job's figures to TensorBoard, MLflow, W&B and Prometheus, none of which is imported here.
 
-The figures of a job that are logged while it runs, from what it did until two moments.
-
 Each is given what it writes to, and uses no more of it than its protocol here names.
-
-A job's statistics as metrics of Prometheus, for a trainer that serves or pushes metrics of its own.
 """
 
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -120,9 +115,7 @@ class _StepLog(ABC):
         self._meter.restart()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._log()
         self._write_diagnosis(self._meter.diagnosis())
 

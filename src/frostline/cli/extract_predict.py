@@ -1,7 +1,4 @@
-"""The verbs ``extract`` and ``predict``: features of a data set, and what a run's network says of its samples.
-
-The verb ``extract``: the features of a whole data set, to Parquet, safetensors or Lance.
-"""
+"""The verbs ``extract`` and ``predict``: features of a data set, and what a run's network says of its samples."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,4 @@
-"""How results and progress look on a terminal: JSON alone on stdout, tables for people, bars on stderr, exit codes.
-
-Progress on stderr, read from events alone: a live bar on a terminal, a line now and then elsewhere.
-"""
+"""How results and progress look on a terminal: JSON alone on stdout, tables for people, bars on stderr, exit codes."""
 
 import json
 import math
@@ -9,7 +6,6 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from types import TracebackType
 from typing import Any, Self
 
 import click
@@ -200,9 +196,7 @@ class ProgressBar:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def __call__(self, event: Event) -> None:

@@ -1,11 +1,7 @@
 """The verb ``train``: fine-tune a network's head on data that stays in its store, and go on after a kill.
 
-Options that say how a head is trained: what it learns, with which loss, by which steps, and how it is scored.
-
 Takes the options of a run that goes on from its folder, and refuses those that would make it another run. A folder may
 come from anybody: what runs code, and where anything is asked or written, is said on the command line alone.
-
-What a run that ended looks like on a terminal: a short table, or its report as JSON.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping

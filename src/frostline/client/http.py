@@ -55,9 +55,6 @@ class ResponseStream(ABC):
     """The batches of one answer; the request is sent when the first is asked for.
 
     ``close`` may be called from any thread and frees one that waits in ``next``.
-
-    Args:
-        transport: transport that counts it.
     """
 
     def __init__(self, transport: Counts) -> None:

@@ -1,13 +1,9 @@
 """Which node owns which block of a manifest, by rendezvous hashing, and the tables made anew as nodes come and go.
 
-Decides which node owns which block of a manifest: rendezvous hashing with bounded load, weighted by speed.
-
 Every job that sees the same nodes finds the same owners, whoever came first, so that jobs and epochs find what a node
 keeps. A block goes to the node that draws the lowest cost for it, and each node's costs are divided by its speed
 (Schindelhauer and Schomaker, Weighted Distributed Hash Tables, 2005). A node that is full leaves its worst blocks to
 those who come next for them (Mirrokni, Thorup and Zadimoghaddam, Consistent Hashing with Bounded Loads, 2018).
-
-Keeps the owners of each data set's blocks, and makes them anew where nodes came, went or turned out faster.
 """
 
 import math
@@ -327,12 +323,7 @@ class OwnerTables:
         self._tables: dict[Blocks, BlockOwners] = {}
 
     def at(self, blocks: Blocks, speeds: Mapping[str, float]) -> BlockOwners:
-        """The owners of a data set's blocks.
-
-        Args:
-            blocks: blocks of the data set.
-            speeds: speed of each node by its name.
-        """
+        """The owners of a data set's blocks."""
         with self._lock:
             found = self._tables.get(blocks)
             if found is None:

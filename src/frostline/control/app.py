@@ -154,9 +154,6 @@ class ControlPlane:
         store: file of its records.
         clock: clock that returns seconds since 1970; None takes a ``steady_clock``.
         audit: log of who changed what and was refused; None keeps none.
-
-    Attributes:
-        audit: the log.
     """
 
     def __init__(
@@ -287,11 +284,7 @@ class ControlPlane:
 
 
 def make_control_app(plane: ControlPlane) -> Starlette:
-    """Make the ASGI application of a control plane, whose file the caller closes.
-
-    Args:
-        plane: control plane.
-    """
+    """Make the ASGI application of a control plane, whose file the caller closes."""
     service = _Routes(plane)
     app = Starlette(
         routes=[

@@ -1,13 +1,7 @@
 """Decides what a control plane divides now, how changes of it are described, and which events are kept.
 
-Decides what a control plane divides now: what its file says, and what was changed since, which goes before it.
-
-Decides how a change of what a control plane divides is told: who changed what, from what to what.
-
 Decides which events of a control plane are kept: the latest of each tenant, so that none crowds out another. And which
 of them have a line in a log.
-
-Decides which jobs' shares changed by much from one decision to the next, and says why.
 """
 
 import math
@@ -133,9 +127,6 @@ class ControlChanges:
     def apply(self, settings: ControlSettings) -> ControlSettings:
         """The settings of the file with the changes. What the file no longer names, has no change.
 
-        Args:
-            settings: settings that the file says.
-
         Raises:
             SettingError: The changed settings contradict each other.
         """
@@ -179,12 +170,7 @@ class ControlChanges:
 
 
 def _amount_words(resource: str, amount: float) -> str:
-    """An amount of a resource for people.
-
-    Args:
-        resource: one of ``RESOURCES``.
-        amount: amount in the resource's own unit.
-    """
+    """An amount of a resource for people."""
     return in_bytes(amount) if "bytes" in resource else f"{amount:.4g}"
 
 

@@ -184,11 +184,7 @@ class ControlFollower:
             self._wake_all()
 
     def pace(self, fetch: Callable[[], Iterator[FeatureBatch]]) -> "PacedRows":
-        """A request that goes when it may.
-
-        Args:
-            fetch: function that makes the request.
-        """
+        """A request that goes when it may."""
         self.begin()
         return PacedRows(self, fetch)
 
@@ -229,12 +225,7 @@ def _rates(used: Used) -> Amounts:
 
 
 class PacedRows:
-    """The rows of a request that goes when its job may make it. ``close`` may be called from any thread.
-
-    Args:
-        follower: follower of the job.
-        fetch: function that makes the request.
-    """
+    """The rows of a request that goes when its job may make it. ``close`` may be called from any thread."""
 
     def __init__(self, follower: ControlFollower, fetch: Callable[[], Iterator[FeatureBatch]]) -> None:
         self._follower = follower
@@ -286,12 +277,7 @@ class PacedRows:
 
 
 class PacedTransport:
-    """The same transport, whose requests for rows go when they may. The caller closes what it is given.
-
-    Args:
-        transport: transport that asks.
-        follower: follower that says when a request may be sent.
-    """
+    """The same transport, whose requests for rows go when they may. The caller closes what it is given."""
 
     def __init__(self, transport: Transport, follower: ControlFollower) -> None:
         self._transport = transport

@@ -1,12 +1,6 @@
 """What stages and jobs say to a control plane and are answered: values, their JSON, and what is decided from them.
 
 Decides what a stage reports, and what it keeps to: the last settings that it heard, while it hears nothing.
-
-What one process of a job says of the job: progress, rates, what it saved, what holds it back, and its plan.
-
-Decides what the rate and the share of waiting were lately, from counts that only grow.
-
-Decides what is shown of a job of several processes, and what all jobs saved together.
 """
 
 import math

@@ -1,11 +1,4 @@
-"""Reports the stages of this process to the control plane each second, and has each keep to what it is answered.
-
-The way from a stage to its control plane over HTTP.
-
-Has a cache in memory keep to its share of the memory that the control plane divides.
-
-Has each tenant of a node keep to its share of the computing and memory that the control plane divides.
-"""
+"""Reports the stages of this process to the control plane each second, and has each keep to what it is answered."""
 
 import json
 import logging

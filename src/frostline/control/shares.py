@@ -1,13 +1,4 @@
-"""Decides what each stage may use of each resource: amounts, fair shares, policies, and the pace of requests.
-
-The resources that the control plane divides, and amounts of them.
-
-Decides fair shares: weighted max-min, and shares in proportion of which nothing that is not wanted is given away.
-
-Decides what each stage may use: rules from the table of stages to shares, which can be chained.
-
-Decides when a job's next request may go, so that its requests and bytes a second stay within its share.
-"""
+"""Decides what each stage may use of each resource: amounts, fair shares, policies, and the pace of requests."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -356,10 +347,6 @@ def chain_policies(table: StageTable, policies: Sequence[SharingPolicy]) -> Divi
 
     That last part lets a stage use more at once when it comes to want more, without waiting for its next report. Stages
     that want nothing at all of a resource never use it, and have no part in that.
-
-    Args:
-        table: table of the stages.
-        policies: rules, in their order.
     """
     division = Division.zero(table)
     for policy in policies:

@@ -1,9 +1,4 @@
-"""Decides what each stage is answered: who is there, what they hold, what they may have next, and who sees it.
-
-Decides what each stage is given, from what is known of all of them as columns that stay between decisions.
-
-What a tenant may see of a control plane, as plain values.
-"""
+"""Decides what each stage is answered: who is there, what they hold, what they may have next, and who sees it."""
 
 import json
 import math
@@ -737,23 +732,13 @@ def _activities(records: Iterable[StageRecord]) -> list[JobActivity]:
 
 
 def tenant_of(state: ControlState, name: str) -> dict[str, Any]:
-    """A tenant's weight, and which of its fields differ from the file because they were changed.
-
-    Args:
-        state: state of the control plane.
-        name: name of the tenant.
-    """
+    """A tenant's weight, and which of its fields differ from the file because they were changed."""
     changed = ["weight"] if name in state.changes.tenants else []
     return {"tenant": name, "weight": state.settings.weights.get(name, 1.0), "changed": changed}
 
 
 def job_of(state: ControlState, key: tuple[str, str]) -> dict[str, Any]:
-    """What is known of a job, and which of that differs from the file because it was changed.
-
-    Args:
-        state: state of the control plane.
-        key: tenant and name of the job.
-    """
+    """What is known of a job, and which of that differs from the file because it was changed."""
     known = state.find_job(*key)
     return {
         "tenant": key[0],

@@ -1,7 +1,4 @@
-"""Settings: one frozen class a component, checked for type; every default says why it is what it is.
-
-Refuses values of another type than their name asks for, in one sentence that names it.
-"""
+"""Settings: one frozen class a component, checked for type; every default says why it is what it is."""
 
 import math
 import os
@@ -718,11 +715,6 @@ _READ = tuple(f"{_OWN}{name}" for name in ("CONTROL", "IO", "TLS_CA", "TLS_CERT"
 
 def refuse_variables(environment: Mapping[str, str], prefix: str, known: Iterable[str]) -> None:
     """Make sure that all variables whose names begin so are read: one that is misspelt would be left out unseen.
-
-    Args:
-        environment: values by name.
-        prefix: beginning of the names.
-        known: names that are read.
 
     Raises:
         SettingError: one is not; the sentence names it.

@@ -134,11 +134,7 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """One of some texts.
-
-    Attributes:
-        names: all of them.
-    """
+    """One of some texts."""
 
     names: tuple[str, ...]
 
@@ -158,11 +154,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Refer:
-    """A component that the description has, in place of a type.
-
-    Attributes:
-        name: name of the component.
-    """
+    """A component that the description has, in place of a type."""
 
     name: str
 
@@ -436,11 +428,7 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Schemas:
-    """Makes JSON Schemas of types; those of classes are components, which others refer to.
-
-    Attributes:
-        components: schemas of classes, by their names.
-    """
+    """Makes JSON Schemas of types; those of classes are components, which others refer to."""
 
     components: dict[str, Any] = field(default_factory=dict)
     _made: dict[str, Any] = field(default_factory=dict, init=False)

@@ -1,8 +1,6 @@
 """Makes private files and folders for caches, keeps the latest used ones, and locks files between processes.
 
 Makes folders and files of caches that nobody but their user may read: they hold what the data held.
-
-Marks what is written with the number of its schema and the version that wrote it, and refuses those of another one.
 """
 
 import errno
@@ -179,9 +177,6 @@ def is_full(error: OSError) -> bool:
 def write_errors(path: Path) -> Iterator[None]:
     """Turn what the system says while a file is written, or a folder made, into sentences that name it.
 
-    Args:
-        path: the file or folder.
-
     Raises:
         OutOfSpace: The disk, the quota or the largest file allowed is full.
         SettingError: The folder is missing or may not be written.
@@ -199,12 +194,7 @@ def write_errors(path: Path) -> Iterator[None]:
 
 
 def warn_not_kept(folder: Path, error: Exception) -> None:
-    """Log, once for each of them, that a cache or a file beside the work takes no more; the work goes on without.
-
-    Args:
-        folder: the folder of the cache, or the file.
-        error: the error that was met.
-    """
+    """Log, once for each of them, that a cache or a file beside the work takes no more; the work goes on without."""
     if folder not in _told:
         _told.add(folder)
         why = (error.strerror if isinstance(error, OSError) else None) or error

@@ -2,8 +2,6 @@
 
 The same value describes the whole network in the user's process, the frozen prefix that travels to a node (as JSON,
 see ``models.artifact``), the frozen rest of it at the trainer, and the trainable head.
-
-Decides to how few tokens a text is shortened, and how a graph for many tokens becomes one for fewer. Pure.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,13 +1,4 @@
-"""The nouns: samples as columns, what a node answers for them, and how values look in notebooks.
-
-What a node answers: activations at a cut, or encoded samples, with the ids they belong to.
-
-Samples as columns: where the bytes of each one are, and its label.
-
-How values look in notebooks: a small table of names and texts, escaped, without any library.
-
-What is closed at the end of a ``with`` block.
-"""
+"""The nouns: samples as columns, what a node answers for them, and how values look in notebooks."""
 
 import hashlib
 import json
@@ -15,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from types import TracebackType
 from typing import Any, Protocol, Self, overload
 
 import numpy as np
@@ -63,9 +53,7 @@ class Closing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

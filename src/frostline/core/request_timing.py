@@ -1,9 +1,4 @@
-"""Decides when a request is made: within the rate that a store allows, and again where an answer is late.
-
-Decides when a request is so late that a second one for the same is worth its cost.
-
-Decides when the next request may go: a bucket of tokens, and a rate that follows what a store allows.
-"""
+"""Decides when a request is made: within the rate that a store allows, and again where an answer is late."""
 
 import math
 from collections import deque

@@ -1,8 +1,6 @@
 """What this process is and uses: the version, its cores and memory, quiet threads, and fast checksums.
 
 The checksum of bytes that are kept: CRC-32, the same as zlib's, by instructions of vectors.
-
-The version, in one place.
 """
 
 import ctypes
@@ -60,17 +58,14 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def cores_busy_s(root: Path = Path("/")) -> tuple[float, float]:
+def cores_busy_s() -> tuple[float, float]:
     """Seconds in which the cores of this process worked for anybody, and all their seconds, each the sum over cores.
 
     Only differences between two readings mean anything. Where the system does not say, both are 0.
-
-    Args:
-        root: folder in which ``proc`` lies.
     """
     names = {f"cpu{core}" for core in usable_cores()}
     idle = total = 0
-    for line in _lines(root / "proc/stat"):
+    for line in _lines(Path("/proc/stat")):
         name, *ticks = line.split()
         if name in names:
             # user, nice, system, idle, iowait, irq, softirq, steal (proc(5)); guests' are within the first two.
@@ -96,14 +91,9 @@ def threads_waited_s(root: Path = Path("/")) -> dict[int, float]:
     return waited_s
 
 
-def is_stopped(pid: int, root: Path = Path("/")) -> bool:
-    """Whether somebody has stopped a process by a signal, so that it goes on when they like; False where it has ended.
-
-    Args:
-        pid: number of the process.
-        root: folder in which ``proc`` lies.
-    """
-    return any(line.rpartition(")")[2].split()[0] in "Tt" for line in _lines(root / f"proc/{pid}/stat"))
+def is_stopped(pid: int) -> bool:
+    """Whether somebody has stopped a process by a signal, to go on when they like; False where it has ended."""
+    return any(line.rpartition(")")[2].split()[0] in "Tt" for line in _lines(Path(f"/proc/{pid}/stat")))
 
 
 def usable_memory_bytes(root: Path = Path("/")) -> int:

@@ -1,13 +1,4 @@
-"""The manifest: the immutable table of a data set's samples, named by its content, found or built from a listing.
-
-Decides which rows of a whole table a part of a part has; ``None`` stands for all rows.
-
-What a data set holds, as values: counts, sizes and formats, from its manifest alone.
-
-Decides what of a data set changed since its manifest was built, from the table and a listing, in a sentence.
-
-Lists a store: folder by folder, several at once where the store can, and says how far it is.
-"""
+"""The manifest: the immutable table of a data set's samples, named by its content, found or built from a listing."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

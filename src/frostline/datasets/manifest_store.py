@@ -1,7 +1,4 @@
-"""Keeps manifests and named splits of a data set: beside the data, or in the user's cache folder.
-
-Keeps named splits of a data set beside its manifest: which samples each has, as one small Parquet table.
-"""
+"""Keeps manifests and named splits of a data set: beside the data, or in the user's cache folder."""
 
 import hashlib
 import json

@@ -1,7 +1,4 @@
-"""Opens and reads the samples of a data set from where their addresses lead, several at once.
-
-Opens what a sample's address is read from: the one function that knows the readings.
-"""
+"""Opens and reads the samples of a data set from where their addresses lead, several at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait

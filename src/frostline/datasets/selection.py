@@ -610,9 +610,6 @@ def alike_classes(classes: Sequence[str]) -> str:
     """What is said of classes whose names differ in capitals, or in the form that Unicode has of a letter, alone.
 
     Two machines, or two people, may have written one name; nothing says that they are one class, so that they stay two.
-
-    Args:
-        classes: name of each class.
     """
     if are_numbers(classes):
         return ""
@@ -628,11 +625,7 @@ def alike_classes(classes: Sequence[str]) -> str:
 
 
 def numbers_among_names(classes: Sequence[str]) -> str:
-    """What is said of classes of which some are called by whole numbers, and others are not; empty without both.
-
-    Args:
-        classes: name of each class.
-    """
+    """What is said of classes of which some are called by whole numbers, and others are not; empty without both."""
     numbers = [name for name in classes if name.isdecimal() and str(int(name)) == name]
     if len(numbers) in (0, len(classes)) or len(set(map(str.isdecimal, classes))) == 1:
         return ""

@@ -1,10 +1,6 @@
 """Where a manifest comes from: its own store, the Hugging Face hub, or a node, whose answer is checked first.
 
-Where a data set's manifest and saved splits come from: its own store, or a node that lists it.
-
 Reads a manifest that a node has sent as untrusted: nothing of it is used before all of it was checked.
-
-Data sets of the Hugging Face hub: their Parquet files in its client's cache, fetched where they are not there.
 """
 
 import hashlib
@@ -686,10 +682,6 @@ _PART = re.compile(r"(?P<start>.*-)(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>
 
 def canonical_url(url: str, near: str | Sequence[str] | None) -> str:
     """The canonical URL of a data set's root, also of one that the hub has.
-
-    Args:
-        url: see ``Dataset``.
-        near: URL of the node or nodes that list the data, see ``Dataset``.
 
     Raises:
         SettingError: the URL is none that Frostline reads, or a node is to list what the hub has.

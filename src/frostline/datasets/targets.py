@@ -1,7 +1,4 @@
-"""What a declared column of targets holds, and the targets of a batch's rows, read when it is put together.
-
-Says what a declared column of targets holds: numbers, vectors, lists of any length, texts, or several labels.
-"""
+"""What a declared column of targets holds, and the targets of a batch's rows, read when it is put together."""
 
 import json
 from collections.abc import Sequence

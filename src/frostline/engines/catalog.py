@@ -79,9 +79,6 @@ class _Entry:
 def offer_of(name: str) -> Offer:
     """The offer that an engine is of.
 
-    Args:
-        name: name of an offer or an engine.
-
     Raises:
         EngineUnsupported: No offer has that name.
     """
@@ -90,10 +87,6 @@ def offer_of(name: str) -> Offer:
 
 def absence(name: str, device: str) -> str | None:
     """Why this machine cannot have an engine, in a sentence that says what would help; None where it can.
-
-    Args:
-        name: name of an offer.
-        device: the device in torch's words.
 
     Raises:
         EngineUnsupported: No offer has that name.
@@ -128,20 +121,9 @@ def build(
     A first build may convert the network, for which it has the process to itself (``engines.machine``) for
     seconds; do that in a process of its own. A build from a folder that holds the converted files only loads them.
 
-    Args:
-        name: name of an offer, or of an engine that is calibrated or takes pixels as they are kept
-            (``engines.protocols``).
-        graph: the frozen part, from the network's input to the frost line.
-        cuts: every place where a run may stop, in order, cut 1 (the input) first.
-        tensors: weights by the names in ``graph.leaves``.
-        cut: number of the cut that it stops at.
-        device: the device in torch's words.
-        max_rows: the largest batch that will be run.
-        threads: number of threads that it runs on, where its offer says that it takes them.
-        levels: meaning of the pixels, for an engine whose name says that it takes them; else ignored.
-        calibration: the real samples as the engine takes them, which int8 needs for its first build.
-        folder: the place where converted files of this prefix and cut are kept, and of no other; None keeps none.
-        checked: see ``EngineRecipe``.
+    The name is that of an offer, or of an engine that is calibrated or takes pixels as they are kept
+    (``engines.protocols``); without such pixels in it, ``levels`` are ignored. All else is as in ``EngineRecipe``.
+    For its first build, int8 needs ``calibration``; a folder is of this prefix and cut, and of no other.
 
     Raises:
         EngineUnsupported: There is no such offer, this machine cannot have it, or it cannot take the network.

@@ -266,12 +266,7 @@ def prospects(offers: Collection[str], abilities: Collection[str], *, here: bool
 
 
 def missing_ability(engine: str, abilities: Collection[str]) -> str | None:
-    """Why what computes is no good for an engine; None where it is, or there is nothing to be said.
-
-    Args:
-        engine: name of its offer.
-        abilities: abilities of the processor.
-    """
+    """Why what computes is no good for an engine; None where it is, or there is nothing to be said."""
     if engine == REFERENCE or _speed_up(engine, abilities) is not None:
         return None
     return f"was not tried: this processor has no instructions for {_PRIORS[engine].wants}"
@@ -301,11 +296,7 @@ def comparison_prospect(engine: str, speed_up: float, *, here: bool) -> Prospect
 
 
 def is_prompt(engine: str) -> bool:
-    """Whether an engine is ready in a moment, once it runs in a process that has PyTorch.
-
-    Args:
-        engine: name of its offer.
-    """
+    """Whether an engine is ready in a moment, once it runs in a process that has PyTorch."""
     return _PRIORS[engine].ready_s <= _PROMPT_S
 
 

@@ -1,16 +1,10 @@
 """Runs a graph node by node, by an allow-list of operators whose arguments are checked before any is called.
 
-Which operators a graph may name, and what each name means in torch.
-
-Checks the arguments of a graph's operators against their schemas, before any of them is called.
-
 Torch takes an integer where a dtype belongs and reads the memory of its tables with it, so that names alone are no
 protection: every argument must be of the type that the schema gives it, a constant must be one of those that networks
 use, and a number must lie in a range.
 
 Run a graph node by node: no code is generated, and each value is freed after its last use.
-
-Runs a graph of texts at each text's own length: rows are sorted into buckets, and what comes out is padded again.
 """
 
 import operator

@@ -1,11 +1,5 @@
 """What engines must know and set of a machine: its hardware, freed memory, isolated processes, first calls.
 
-Has the C library keep freed memory for the next batch, instead of giving it back and faulting it in again.
-
-Names the machine, its processor's abilities and its libraries, so that measurements are compared with their like.
-
-Keeps tracing, trials and runs apart: within the process, and in processes whose memory and end are watched.
-
 A network that runs in another thread meanwhile takes other kernels, and its features differ in the last bits. So runs
 share the process among themselves, and a trace waits for them and has it alone. Two traces at a time fail, each by
 what the other has changed.
@@ -146,9 +140,6 @@ def abilities(device: str) -> frozenset[str]:
     """What computes can do, by the flags of its processor in Linux's names, such as ``avx512_bf16``, or ``cuda``.
 
     Empty where nobody says.
-
-    Args:
-        device: the device in torch's words.
     """
     if is_accelerator(device):
         return frozenset({"cuda"})
@@ -158,11 +149,7 @@ def abilities(device: str) -> frozenset[str]:
 
 
 def quick_dtypes(abilities: Set[str]) -> tuple[str, ...]:
-    """The types of numbers that a device multiplies at its full speed, in torch's names.
-
-    Args:
-        abilities: flags of the device (``abilities``).
-    """
+    """The types of numbers that a device multiplies at its full speed, in torch's names."""
     return ("float32", *(name for name, flags in _QUICK.items() if flags & abilities))
 
 
@@ -172,11 +159,7 @@ def is_accelerator(device: str) -> bool:
 
 
 def free_device_bytes(device: str) -> int | None:
-    """What nobody has taken of an accelerator's memory now; None where engines run in the processor's own.
-
-    Args:
-        device: the device in torch's words.
-    """
+    """What nobody has taken of an accelerator's memory now; None where engines run in the processor's own."""
     if not is_accelerator(device):
         return None
     return free_bytes(device)

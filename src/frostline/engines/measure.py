@@ -1,14 +1,6 @@
 """Measures a prefix: its memory, its operations, and the time and bytes up to each of its cuts.
 
-How much memory a prefix needs: a dry run on tensors without data, keeping count of what lives.
-
-How many operations a kernel costs, where it is slower than the formula for its operator counts.
-
 The factors were measured against a core's 5e10 operations a second, on a processor without instructions for 16 bits.
-
-How much a graph computes and moves, and how many values it makes: a dry run that stops where that is too much.
-
-How long a prefix takes up to each cut, and what crosses there: one instrumented run gives them all.
 """
 
 import math

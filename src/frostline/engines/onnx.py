@@ -30,16 +30,13 @@ def providers() -> tuple[str, ...]:
 
 
 class OnnxEngine(Converted):
-    """A prefix in ONNX Runtime.
+    """A prefix in ONNX Runtime; see ``Converted``.
 
     Args:
-        name: name of the engine, as in ``engines.catalog.OFFERS``.
-        order: order to make it from.
         variant: ``f32`` or ``int8`` on the CPU, narrowed on the order's pixels; ``cuda``; or ``tensorrt``, in 16 bits.
 
     Raises:
         EngineUnsupported: ONNX or ONNX Runtime cannot take the network.
-        UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
     def __init__(self, name: str, order: EngineRecipe, variant: str) -> None:

@@ -1,7 +1,4 @@
-"""OpenVINO on the CPU: a prefix handed over operator by operator, run in fp32, 16-bit floats or 8 bits.
-
-Hands a prefix to OpenVINO operator by operator, as it was traced once: it is not traced and decomposed again.
-"""
+"""OpenVINO on the CPU: a prefix handed over operator by operator, run in fp32, 16-bit floats or 8 bits."""
 
 import operator
 import threading
@@ -206,16 +203,13 @@ _HINTS = {"f32": "f32", "bf16": "bf16", "int8": "f32"}
 
 
 class OpenVinoEngine(Converted):
-    """A prefix in OpenVINO.
+    """A prefix in OpenVINO; see ``Converted``.
 
     Args:
-        name: name of the engine, as in ``engines.catalog.OFFERS``.
-        order: order to make it from.
         variant: ``f32``; ``bf16``, the same file computed in 16 bits; or ``int8``, narrowed on the order's pixels.
 
     Raises:
         EngineUnsupported: OpenVINO cannot take the network.
-        UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
     def __init__(self, name: str, order: EngineRecipe, variant: str) -> None:

@@ -1,7 +1,4 @@
-"""What runs a prefix: one protocol for every engine, two for what only some of them can, and how they are called.
-
-Decides what an engine is called: by what stands before the network in it, and by what it was calibrated on. Pure.
-"""
+"""What runs a prefix: one protocol for every engine, two for what only some of them can, and how they are called."""
 
 import hashlib
 import re

@@ -1,7 +1,4 @@
-"""What an engine is to be made from, as a value, and the folder that keeps converted networks whole or not at all.
-
-What an engine is to be made from, as a value, and what it is given to run, checked.
-"""
+"""What an engine is to be made from, as a value, and the folder that keeps converted networks whole or not at all."""
 
 import os
 import shutil

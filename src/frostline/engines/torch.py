@@ -1,9 +1,4 @@
-"""Engines of torch: eager as the reference, in other layouts and precisions, and compiled by TorchInductor.
-
-The reference engine: a prefix in eager torch, in its own precision, bit for bit what the user's network computes.
-
-A prefix up to one cut as a module of torch and as an exported program, from which other engines are made.
-"""
+"""Engines of torch: eager as the reference, in other layouts and precisions, and compiled by TorchInductor."""
 
 import io
 import logging
@@ -254,10 +249,6 @@ class LevelsModule(torch.nn.Module):
     One multiplication and one addition over lines of pixels, which vectors have no trouble with; with three numbers for
     three channels that lie side by side OpenVINO takes 0.4 ms longer for an image of 224 x 224. It rounds otherwise
     than a difference that is divided, by 1e-7 or so.
-
-    Args:
-        levels: meaning of the pixels.
-        width: width of a line.
     """
 
     scale: torch.Tensor
@@ -276,13 +267,7 @@ class LevelsModule(torch.nn.Module):
 
 
 def own_memory(graph: Graph, tensors: Mapping[str, torch.Tensor], cuts: Sequence[Cut]) -> dict[int, CutMemory]:
-    """The memory up to each cut of a prefix that this process made itself, from a run on two samples of zeros.
-
-    Args:
-        graph: see ``TorchEngine``.
-        tensors: see ``TorchEngine``.
-        cuts: see ``TorchEngine``.
-    """
+    """The memory up to each cut of a prefix that this process made itself, from a run on two samples of zeros."""
     return observed_memory(graph, leaf_values(graph, tensors), cuts)
 
 
@@ -360,15 +345,10 @@ _NARROW = frozenset(
 
 
 class TorchVariant(Converted):
-    """A prefix in eager torch, channels-last, in fp32 or in 16 bits where the operators allow it.
+    """A prefix in eager torch, channels-last, in fp32 or in 16 bits where the operators allow it; see ``Converted``.
 
     Args:
-        name: name of the engine, as in ``engines.catalog.OFFERS``.
-        order: order to make it from.
         dtype: the dtype to compute in; None is fp32.
-
-    Raises:
-        UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
     def __init__(self, name: str, order: EngineRecipe, dtype: torch.dtype | None = None) -> None:
@@ -481,18 +461,15 @@ def has_compiler() -> bool:
 
 
 class TorchCompiled(Converted):
-    """A prefix compiled ahead of its runs by inductor.
+    """A prefix compiled ahead of its runs by inductor; see ``Converted``.
 
     The file that it keeps is native code, made here: a folder of them must be writable by nobody else.
 
     Args:
-        name: name of the engine, as in ``engines.catalog.OFFERS``.
-        order: order to make it from.
         dtype: the dtype to compute in, where the operators allow it; None is fp32.
 
     Raises:
         EngineUnsupported: Inductor cannot take the network.
-        UnsafeArtifact: The graph names what is not allowed, or does not give what its cuts declare.
     """
 
     def __init__(self, name: str, order: EngineRecipe, dtype: torch.dtype | None = None) -> None:

@@ -200,14 +200,7 @@ def _brief(engine: Engine, pixels: Pixels, trial: Trial, reference: Arrays, cloc
 
 
 def compare_engine(subject: Subject, name: str, cut: int, reference: Arrays) -> Trial:
-    """Measure nothing of an engine but its error, which belongs to the samples.
-
-    Args:
-        subject: subject to try it on.
-        name: name of the engine.
-        cut: number of the cut.
-        reference: the reference's features of the samples that judge.
-    """
+    """Measure nothing of an engine but its error, which belongs to the samples; arguments are as of ``try_engine``."""
     trial, pixels = _empty(name, cut), subject.inputs(name)
     try:
         engine = subject.make_engine(name, cut, subject.threads[0])  # on what its name says it was calibrated on

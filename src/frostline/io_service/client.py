@@ -1,7 +1,4 @@
-"""The way to a node through the I/O service of this machine: payloads come in shared memory.
-
-Sockets of this process to an I/O service: one that says who it is, and one for each request under way.
-"""
+"""The way to a node through the I/O service of this machine: payloads come in shared memory."""
 
 import math
 import mmap
@@ -313,15 +310,14 @@ class IoTransport:
     Args:
         url: address, such as ``unix:///run/user/1000/frostline/io.sock``.
         settings: settings of the job's loader.
-        job: job that shares the service with others; a new one by default.
 
     Raises:
         SettingError: The address is none.
     """
 
-    def __init__(self, url: str, settings: LoaderSettings | None = None, *, job: str | None = None) -> None:
+    def __init__(self, url: str, settings: LoaderSettings | None = None) -> None:
         settings = settings or LoaderSettings()
-        self._made_from = (url, settings.deadline_s, settings.last_requests + 1, job or secrets.token_hex(8))
+        self._made_from = (url, settings.deadline_s, settings.last_requests + 1, secrets.token_hex(8))
         self._begin(*self._made_from)
 
     def _begin(self, url: str, deadline_s: float, max_idle: int, job: str) -> None:

@@ -1,13 +1,4 @@
-"""Answers one request for rows, from the row cache or from upstream, in shared memory lent to a session.
-
-Answers one request for rows: from the row cache, from reads under way, and from the node for the rest, in order.
-
-Where an I/O service gets from what it does not have: nodes, or the store itself, read by a node in its process.
-
-Shared memory without a name: written once, sealed, and gone when the last process that has it is.
-
-Who is connected: one session for each process that asks, what it was lent, and what it has open.
-"""
+"""Answers one request for rows, from the row cache or from upstream, in shared memory lent to a session."""
 
 import hashlib
 import json

@@ -1,11 +1,4 @@
-"""Keeps rows that came within a budget, and shares the bytes under way fairly between jobs.
-
-Keeps rows that came, least recently used out first, and knows which are on their way, so that none is read twice.
-
-Decides which request may be made now, so that jobs share the bytes under way fairly. Pure.
-
-Lets requests wait until the bytes under way allow them: the threads around ``InFlightBudget``.
-"""
+"""Keeps rows that came within a budget, and shares the bytes under way fairly between jobs."""
 
 import math
 import threading
@@ -280,9 +273,6 @@ class InFlightBudget:
 
     A job with no request under way may always make one, whatever it was lent: it may hold rows that it can use only
     once that one has come. So the bound is ``total_bytes`` and one request of each job.
-
-    Args:
-        total_bytes: the bound.
     """
 
     def __init__(self, total_bytes: int) -> None:

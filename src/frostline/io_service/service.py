@@ -1,7 +1,4 @@
-"""The I/O service: takes requests of training processes on sockets, and answers them in shared memory.
-
-One thread that sees what happens on sockets that nobody reads: who comes, who says something, who is gone.
-"""
+"""The I/O service: takes requests of training processes on sockets, and answers them in shared memory."""
 
 import logging
 import math

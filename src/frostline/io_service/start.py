@@ -1,7 +1,4 @@
-"""Starts an I/O service: where it listens, its own process, what a control plane says to it, and its metrics.
-
-Where an I/O service listens: a socket in a folder of the user's own, or a name that no file has.
-"""
+"""Starts an I/O service: where it listens, its own process, what a control plane says to it, and its metrics."""
 
 import errno
 import json
@@ -14,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from anyio import to_thread
@@ -171,9 +167,7 @@ class IoProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -183,15 +177,7 @@ def start_io(upstream: Upstream, settings: IoSettings | None = None, url: str | 
     It ends when it is stopped, and also when this process dies, even by SIGKILL. Ctrl-C in the terminal does not reach
     it: this process decides when it stops.
 
-    Args:
-        upstream: node that it asks, such as ``Upstream(roots=roots_of(data))``.
-        settings: bounds of the service.
-        url: the place where it listens; by default at a name that no file has.
-
-    Raises:
-        AddressInUse: Another process listens at the address.
-        SettingError: The service cannot listen at the address, or does not understand an address or a root.
-        NodeUnreachable: The service did not start; the message holds the end of its stderr.
+    Its arguments are those of ``IoProcess``, and it raises what ``IoProcess.start`` raises.
     """
     service = IoProcess(upstream, settings or IoSettings(), url)
     service.start()

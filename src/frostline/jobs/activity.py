@@ -1,7 +1,4 @@
-"""What a job tells control planes of itself once a second, and how it keeps to what they answer.
-
-Has a job tell a control plane what it does, and keep to what that answers: the one it names, or its first node's.
-"""
+"""What a job tells control planes of itself once a second, and how it keeps to what they answer."""
 
 import math
 import threading

@@ -36,6 +36,7 @@ from frostline.jobs.partition import TorchLocalPrefix
 from frostline.jobs.router import BothSides
 from frostline.loaders.local_stage import decode
 from frostline.models.artifact import Prefix
+from frostline.node.trials.processes import TrialJob
 from frostline.node.trials.queue import EngineMemory, TrialPolicy
 from frostline.node.trials.selection import Trials
 from frostline.prefetch import ShortestWait
@@ -298,11 +299,8 @@ class TrainerEngine:
         tried: dict[str, Engine] = {}
         with closing(_trials(context, tried.__setitem__)) as trials:
             self.choice = choice = trials.choose(
-                digest,
-                self._prefix,
-                pixels,
+                TrialJob(digest=digest, prefix=self._prefix, pixels=pixels, reference=reference),
                 context.accuracy,
-                reference,
                 max_s=_TRIAL_S if context.settings.trial_s is None else context.settings.trial_s,
                 samples=total_samples(context) // 2,  # the node has the others
             )

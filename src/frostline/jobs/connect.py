@@ -1,7 +1,4 @@
-"""The way from a job to its nodes: those at an address, the I/O service of this machine, or one in this process.
-
-Asks a node for the first samples of a job before its network is there.
-"""
+"""The way from a job to its nodes: those at an address, the I/O service of this machine, or one in this process."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence

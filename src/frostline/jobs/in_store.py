@@ -1,9 +1,4 @@
-"""Has a head trained on a node: what it is told, as one file of data, and the trained tensors taken back.
-
-What a node is told to train, as one file of data: the head, the samples with their labels, and the recipe.
-
-Has a head trained on a node: sends it there, passes on what happens, and takes the trained tensors back.
-"""
+"""Has a head trained on a node: what it is told, as one file of data, and the trained tensors taken back."""
 
 import json
 import math

@@ -1,7 +1,4 @@
-"""Makes loaders for a job: puts data, order, ranks, caches and the source of rows together.
-
-Has a loader ask each of several nodes for the rows that it owns.
-"""
+"""Makes loaders for a job: puts data, order, ranks, caches and the source of rows together."""
 
 import math
 import sys
@@ -435,12 +432,6 @@ def tuner_of(settings: LoaderSettings, fetcher: Fetcher, router: Router, data: D
 
     Samples that are decoded behind their window are read ahead for no longer than decoded ones would be, until the
     decoder is seen to wait for them.
-
-    Args:
-        settings: settings of the job.
-        fetcher: fetcher of the job.
-        router: router of the job.
-        data: data of the job.
     """
     nodes = len(fetcher.transport.members) if isinstance(fetcher.transport, OwnsBlocks) else 1
     if not (settings.is_followed and _decodes(fetcher, router)):

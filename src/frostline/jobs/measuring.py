@@ -199,13 +199,7 @@ class Measuring:
         return found
 
     def changes(self, event: Event, *, fetcher: Fetcher, router: Router) -> list[Event]:
-        """Take an event, have the job use what was found since the last one, and tell what that changes.
-
-        Args:
-            event: event of the job's loop.
-            fetcher: fetcher of the job.
-            router: router of the job.
-        """
+        """Take an event, have the job use what was found since the last one, and tell what that changes."""
         self.on_event(event)
         told = [self._told.popleft() for _ in range(len(self._told))]
         found = self.take_result()

@@ -1,7 +1,4 @@
-"""Makes a job, or a plain loader: reach the node, find the frost line, ship the prefix, and begin.
-
-The plain loader: batches of a data set for a loop, with no network to divide and no job to close.
-"""
+"""Makes a job, or a plain loader: reach the node, find the frost line, ship the prefix, and begin."""
 
 import shutil
 import time

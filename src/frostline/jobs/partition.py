@@ -253,12 +253,7 @@ class PartitionedModel:
         return self.settle(context, lambda: self.ship(context) or self.lacking_memory(context))
 
     def settle(self, context: JobContext, find: Callable[[], str | None]) -> str | None:
-        """Find out why the nodes do not run the network, None where they do, and let those go on who wait for that.
-
-        Args:
-            context: context of the job.
-            find: function that finds out.
-        """
+        """Find out why the nodes do not run the network, None where they do, and let those go on who wait for that."""
         assert context.shipment is not None, "there is a prefix"
         refused: str | None = "it could not be sent"
         try:

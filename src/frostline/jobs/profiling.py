@@ -1,9 +1,4 @@
-"""Profiles both sides of a job on real samples, and gathers the situation that a plan is made from.
-
-Measures what a plan needs, the link and the trainer's own speed, and keeps profiles for the next job.
-
-Gathers what a plan is made from: both sides measured at the same time, and the link between them.
-"""
+"""Profiles both sides of a job on real samples, and gathers the situation that a plan is made from."""
 
 import hashlib
 import json

@@ -1,9 +1,4 @@
-"""Counts what a job did, logs its skipped samples, and explains what ran where and why, predicted and measured.
-
-Counts what a job did, from its events and arriving batches, and keeps a log of skipped samples for its processes.
-
-What ran where and why, predicted and measured, as text for people and values for programs.
-"""
+"""Counts what a job did, logs its skipped samples, and explains what ran where and why, predicted and measured."""
 
 import json
 import logging

@@ -1,9 +1,4 @@
-"""What worker processes need to make a job's loaders, or to read its rows, anew: values alone.
-
-What a worker process needs to make a job's loaders anew: values alone, so that no connection or thread travels.
-
-Reads rows of a job's data in processes elsewhere, as the job itself would: values that travel, opened there once.
-"""
+"""What worker processes need to make a job's loaders, or to read its rows, anew: values alone."""
 
 import threading
 import time

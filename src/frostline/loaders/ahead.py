@@ -33,9 +33,6 @@ class SamplesAhead:
         parts: samples of each request, in the order in which they are asked for, no one twice. The first part is
             asked for in any case.
         transport: transport of these requests, which the job goes on with.
-
-    Attributes:
-        transport: the transport as given.
     """
 
     def __init__(self, ask: Callable[[Samples], FeatureBatch], parts: Sequence[Samples], transport: Transport) -> None:

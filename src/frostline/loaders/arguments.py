@@ -1,11 +1,4 @@
-"""The options of an epoch, checked by name and type, with the order of its samples and the rank that reads them.
-
-The options of an epoch, by name; those that are unknown or of another type are refused before anything is done.
-
-Chooses the order of a job's samples: listed, shuffled, drawn by weights, or parts of the data by turns.
-
-Which rank of how many this process is, and how the ranks tell each other what they are about to read.
-"""
+"""The options of an epoch, checked by name and type, with the order of its samples and the rank that reads them."""
 
 import inspect
 import sys

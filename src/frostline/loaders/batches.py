@@ -1,9 +1,4 @@
-"""Puts the rows of a pass into its batches, in order, on the threads on which they arrive; pinned for a GPU.
-
-Puts rows into their batches on the threads on which they arrive, so that a loop takes batches that are finished.
-
-Page-locked memory for batches, from which a GPU copies while the training loop goes on.
-"""
+"""Puts the rows of a pass into its batches, in order, on the threads on which they arrive; pinned for a GPU."""
 
 import itertools
 import math

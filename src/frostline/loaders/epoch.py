@@ -1,7 +1,4 @@
-"""One pass over an epoch's rows: planned, asked for, decoded and built into batches; and passes one after another.
-
-Several epochs one after the other: the next one is asked for while one ends, and handed out after it.
-"""
+"""One pass over an epoch's rows: planned, asked for, decoded and built into batches; and passes one after another."""
 
 import math
 import time
@@ -47,16 +44,7 @@ class EpochStream:
     """One pass over one order: its planner, its decoder and its builder, each for threads of one kind.
 
     The window's threads draw requests from the planner, one at a time; the threads of a pool decode what arrives; and
-    one thread at a time builds batches.
-
-    Args:
-        source: the place where the rows come from.
-        samples: the table that the order is one of.
-        order: order of the epoch.
-        shard: the process's part of it.
-
-    Attributes:
-        source: the source as given.
+    one thread at a time builds batches. It is made of the same as its ``RequestPlanner``.
     """
 
     def __init__(self, source: RowSource, samples: SampleTable, order: EpochOrder, shard: Shard) -> None:
@@ -323,9 +311,6 @@ class Epochs(Generic[L]):
         loader: loader of any epoch.
         numbers: numbers of the epochs in the order in which they come. None may come twice, because a saved state
             identifies the epoch by its number.
-
-    Attributes:
-        loader: the loader as given.
 
     Raises:
         SettingError: No epoch is named, or one is named twice.

@@ -1,7 +1,4 @@
-"""The batches of one epoch as NumPy arrays: order, ranks, states and records, for every framework alike.
-
-What takes a loader into another process: how it was made, where it stands, and which rank it is.
-"""
+"""The batches of one epoch as NumPy arrays: order, ranks, states and records, for every framework alike."""
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

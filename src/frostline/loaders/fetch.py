@@ -1,7 +1,4 @@
-"""Makes one request after another: asks a node for rows, again where it is full, and finishes them.
-
-Asks again where a node is full while a job begins, as the window does later: after as long as the node asked for.
-"""
+"""Makes one request after another: asks a node for rows, again where it is full, and finishes them."""
 
 import threading
 import time

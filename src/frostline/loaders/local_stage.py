@@ -284,9 +284,6 @@ class LocalStage:
         device: the place where the rest runs, in torch's words.
         device_batch: rows of every run, filled up with zeros: kernels may round otherwise for other batches.
         check: check of rows that are at the frost line; None where no network made them.
-
-    Attributes:
-        device: the device as given.
     """
 
     def __init__(

@@ -1,13 +1,4 @@
-"""Where the rows of a loader come from, as a job makes it, and the NumPy batch that they end in.
-
-Where the rows of a loader come from, as a job makes it: requests, what decodes them, caches, memory and bounds.
-
-Tells a node which samples of an epoch are read together: a group of blocks before they are asked for.
-
-Gives a batch the declared targets of its rows, and maps its samples one by one.
-
-The batch that belongs to no framework: activations at the frost line, labels and sample ids, as NumPy arrays.
-"""
+"""Where the rows of a loader come from, as a job makes it, and the NumPy batch that they end in."""
 
 import math
 from collections import deque

@@ -1,11 +1,4 @@
-"""What a request's samples are at the trainer: encoded, with masks, or changed by a function of the user's own.
-
-A function of the user's own, called for each sample of a batch at the trainer, and the batch of what it gives.
-
-The masks of a request's samples: fetched as they are stored, and taken here the way that their images went.
-
-Encoded samples as they lie in the store, for a framework that decodes them itself.
-"""
+"""What a request's samples are at the trainer: encoded, with masks, or changed by a function of the user's own."""
 
 import inspect
 import pickle
@@ -133,11 +126,7 @@ class SampleMap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PicklableFunction:
-    """A user's function that can be sent to other processes, or an error that says why not.
-
-    Attributes:
-        function: function of the user's own.
-    """
+    """A user's function that can be sent to other processes, or an error that says why not."""
 
     function: SampleFunction
 
@@ -254,11 +243,6 @@ def _takes_rng(function: object) -> bool:
 
 def stack_values(name: str, values: Sequence[Any], ids: Sequence[int]) -> Any:
     """Samples' values as one array, ``[batch, ...]``; tuples of them part by part.
-
-    Args:
-        name: name of the values, for sentences.
-        values: value of each sample.
-        ids: ids of the samples.
 
     Raises:
         SettingError: shapes or types differ.
@@ -509,13 +493,7 @@ class EncodedRequests:
 
 
 class EncodedRowStream:
-    """The rows of one request. ``close`` may be called from another thread, as that of ``Answer``.
-
-    Args:
-        fetcher: fetcher of the job.
-        samples: the samples to ask for.
-        route: route of cut 0.
-    """
+    """The rows of one request. ``close`` may be called from another thread, as that of ``Answer``."""
 
     def __init__(self, fetcher: Fetcher, samples: Samples, route: Route) -> None:
         self._arrived = fetcher.arrived

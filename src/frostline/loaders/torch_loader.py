@@ -1,15 +1,9 @@
 """Batches for a PyTorch training loop: an iterable, a ``DataLoader``'s data set, augmented, in pinned memory.
 
-The batch that a training loop takes: activations at the frost line, labels and sample ids, as torch tensors.
-
-Augmentation in feature space, at the trainer: changes kept features anew each epoch, at next to no cost.
-
 Augmented pixels need a pass through the frozen layers for each view. Noise on features and mixtures of two samples'
 features need none, so they go with features that are computed once (DeVries and Taylor, "Dataset Augmentation in
 Feature Space", 2017; Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018; Verma et al., "Manifold Mixup",
 2019).
-
-A loader as Accelerate's ``skip_first_batches`` takes it apart: nothing is asked for of the batches it skips.
 """
 
 import inspect
@@ -579,10 +573,6 @@ class Pass(Iterator[Batch]):
     Its state is for torchdata's ``StatefulDataLoader`` alone, which saves it beside the loader's and begins a whole
     pass after one that was over. With workers it asks the loader of the training process for that, which was put
     nowhere. Without any it asks the loader that was just put to the end, and says so only here.
-
-    Args:
-        batches: batches of the pass.
-        arrays: loader whose pass it is.
     """
 
     def __init__(self, batches: Generator[Batch], arrays: ArrayLoader) -> None:

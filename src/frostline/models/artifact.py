@@ -5,12 +5,6 @@ The prefix as a file that is data alone: a safetensors archive whose metadata ho
 It is named by the SHA-256 of its bytes. Reading it runs nothing: operators are looked up on an allow-list, sizes are
 bounded, and the graph is checked by a dry run on shapes before any tensor is made (``engines.measure``). A ``.pt2``
 archive or a pickle would run code when loaded and is not accepted.
-
-What the files of prefixes and of heads have in common: graphs as JSON, and tensors in the order of their memory.
-
-Writes into a prefix's file how it runs on fewer tokens, and checks what such a file says.
-
-Looks at a prefix from the header of its file alone: whether it holds together, and what it takes to run it.
 """
 
 import hashlib
@@ -282,11 +276,6 @@ def _lengths_to_json(lengths: Lengths) -> dict[str, Any]:
 def _lengths_from_json(value: dict[str, Any], graph: Graph, cuts: Sequence[Cut]) -> Lengths:
     """The inverse of ``_lengths_to_json``, from wherever it came; may also raise any of ``graph_file.BROKEN``.
 
-    Args:
-        value: plain values.
-        graph: graph that they are about.
-        cuts: the cuts.
-
     Raises:
         UnsafeArtifact: The lengths do not fit the graph.
     """
@@ -407,12 +396,7 @@ def named_pieces(prefix: Prefix) -> dict[str, str]:
 
 
 def file_bytes(prefix: Prefix, tensor: str) -> memoryview:
-    """The bytes of a tensor as they stand in the prefix's file; a view of it where it lies in memory like that.
-
-    Args:
-        prefix: prefix of the tensor.
-        tensor: the name.
-    """
+    """The bytes of a tensor as they stand in the prefix's file; a view of it where it lies in memory like that."""
     return memoryview(prefix.tokenizer) if tensor == _TOKENIZER else dense_bytes(prefix.tensors[tensor])
 
 

@@ -1,7 +1,4 @@
-"""Finds where a graph may be cut: the places that few tensors cross, numbered and named. Pure.
-
-Ends each of several encoders where the fewest tensors cross, when layers inside them are trained. Pure.
-"""
+"""Finds where a graph may be cut: the places that few tensors cross, numbered and named. Pure."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

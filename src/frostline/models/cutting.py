@@ -1,9 +1,4 @@
-"""Cuts a user's network: finds its frost line, the cuts before it, the prefix to ship and the head to train.
-
-Cuts a network that cannot be traced as a whole, behind the longest chain of its leading modules that can be.
-
-Finds out whether a network's frozen part may run on short texts as they are, instead of padded ones.
-"""
+"""Cuts a user's network: finds its frost line, the cuts before it, the prefix to ship and the head to train."""
 
 import json
 import threading

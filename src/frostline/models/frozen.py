@@ -430,13 +430,7 @@ class FrozenRest:
 
 
 def frozen_rest(model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]) -> FrozenRest | None:
-    """The frozen layers behind the frost line; None where there are none.
-
-    Args:
-        model: network that was cut.
-        part: the frozen part.
-        inputs: specifications of its inputs.
-    """
+    """The frozen layers behind the frost line; None where there are none."""
     graph = part.traced.graph
     named = dict(model.named_parameters(remove_duplicate=False))
     work = _work(model, part, inputs)

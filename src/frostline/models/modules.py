@@ -1,9 +1,4 @@
-"""A network's modules: found inside wrappers, put into other modes for a while, and recorded in a forward pass.
-
-Finds the network inside wrappers that say how it runs, and its modules by their paths inside or outside of these.
-
-Records a forward pass: which modules it runs, one in another and in order, and what each takes and gives.
-"""
+"""A network's modules: found inside wrappers, put into other modes for a while, and recorded in a forward pass."""
 
 import sys
 import threading
@@ -100,11 +95,7 @@ def is_split(model: nn.Module) -> bool:
 
 
 def not_averaged(model: nn.Module) -> str | None:
-    """Why gradients of the head are not averaged over the processes as the wrapped network's are; None where none is.
-
-    Args:
-        model: network as the user gave it.
-    """
+    """Why gradients of the head are not averaged over processes as the wrapped network's are; None where none is."""
     data_parallel = [layer for layer in _layers(model) if isinstance(layer, nn.parallel.DistributedDataParallel)]
     if all(layer.process_group.size() == 1 for layer in data_parallel):
         return None
@@ -265,9 +256,6 @@ class StandIn(nn.Module):
 
     Settings and modules that the head does not have are read and set where the network has them. Names of its own end
     in an underscore, so that they are none of a network's.
-
-    Args:
-        model: the user's network, or a module of it.
     """
 
     def __init__(self, model: nn.Module) -> None:

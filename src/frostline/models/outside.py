@@ -111,9 +111,6 @@ class _Walk:
     """Visits what the user's own code reaches and may change that is no registered module's nor its attribute.
 
     Code of installed packages is not followed.
-
-    Args:
-        model: network.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -236,9 +233,6 @@ _OPTIMISERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 class KeptState(_Walk):
     """The state of Python that a trial of a network may change, as it is now.
-
-    Args:
-        model: network.
 
     Raises:
         ModelError: A generator was advanced whose state ``restore`` cannot set.

@@ -1,13 +1,4 @@
-"""Traces a network into a graph of plain values, and compares what networks compute to the bit.
-
-Casts what a network takes to its own precision: samples are prepared in float32, whatever its weights are.
-
-Lets a network that takes several inputs by name take one array in their place, which holds them all.
-
-Runs two variants of one network on the same batch, and compares what they give to the bit.
-
-Knows of features which frozen part gave them.
-"""
+"""Traces a network into a graph of plain values, and compares what networks compute to the bit."""
 
 import io
 import random as random_of_python
@@ -84,13 +75,7 @@ def cast_specs(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[TensorSp
 
 
 def _with_casts(model: nn.Module, graph: Graph, inputs: Sequence[TensorSpec]) -> Graph:
-    """A network's graph, traced on what ``cast_inputs`` gives, as one that takes the inputs as they are prepared.
-
-    Args:
-        model: network that was traced.
-        graph: graph of the network.
-        inputs: specifications of the inputs as they are prepared.
-    """
+    """A network's graph, traced on what ``cast_inputs`` gives, as one that takes the inputs as they are prepared."""
     changed = zip(graph.inputs, inputs, cast_specs(model, inputs), strict=True)
     casts = [_cast(name, taken) for name, spec, taken in changed if spec != taken]
     values = {node.name.removesuffix(_CAST): Ref(node.name) for node in casts}

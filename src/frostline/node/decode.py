@@ -88,9 +88,6 @@ class NodeTier:
 
     If no setting asks for it, it is opened when samples of a remote store are first requested.
 
-    Args:
-        settings: settings of the node.
-
     Raises:
         SettingError: A setting asks for the tier, and its folder cannot be used.
     """
@@ -373,10 +370,6 @@ class SampleReader(StoredSamples):
 
     def pixels_into(self, row: int, out: Row) -> Skipped | None:
         """Read and decode a sample into ``out``; fill ``out`` with zeros and return the reason if that fails.
-
-        Args:
-            row: row of the request.
-            out: array that takes the sample.
 
         Raises:
             Cancelled: The request was cancelled.

@@ -671,21 +671,12 @@ class Devices:
         return self._members[number].device
 
     def expected_s(self, works: Sequence[RowWork]) -> float:
-        """The expected seconds of a run, on the fastest device in service.
-
-        Args:
-            works: the work on each device.
-        """
+        """The expected seconds of a run, on the fastest device in service."""
         known = [self._members[number].device.known_s(works[number]) for number in self.in_service()]
         return min(batch_seconds([DeviceLoad(waiting_s=0.0, batch_s=seconds) for seconds in known]))
 
     def run(self, batch: QueuedRows, works: Sequence[RowWork], scope: CancelScope) -> Outputs:
         """Run a batch on the device that is expected to finish it first; if it fails there, on another one.
-
-        Args:
-            batch: rows to be run.
-            works: the work on each device.
-            scope: cancel scope of the request.
 
         Raises:
             Cancelled: The request was cancelled.

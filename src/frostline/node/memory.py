@@ -1,8 +1,6 @@
 """Divides the node's memory into pools, its device and threads between tenants, and cancels what a request began.
 
 Cancels everything that one request has started: futures, waits for memory and waits in queues.
-
-Shares a node's device and its reading threads between tenants: whose turn it is, by weighted fair shares.
 """
 
 import threading
@@ -140,9 +138,7 @@ class Reservation:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 

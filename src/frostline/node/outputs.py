@@ -1,7 +1,4 @@
-"""The three outputs of a request: samples as stored, their pixels, or the features of a prefix.
-
-Runs a prefix on the batches of one request when the device is free, within the memory for activations.
-"""
+"""The three outputs of a request: samples as stored, their pixels, or the features of a prefix."""
 
 import math
 import time
@@ -223,14 +220,7 @@ _FOUND_BYTES = 4 << 20
 
 
 class EncodedOutput:
-    """Cut 0: samples as they are stored.
-
-    Args:
-        samples: samples of the request.
-        reader: reader of the samples.
-        memory: access to the memory for batches.
-        max_rows: maximum rows of a batch.
-    """
+    """Cut 0: samples as they are stored."""
 
     def __init__(self, samples: Samples, reader: SampleReader, memory: RequestMemory, max_rows: int) -> None:
         self._samples = samples

@@ -1,9 +1,4 @@
-"""The pipeline of one request: checked, its samples read and decoded while the batch before runs and is sent.
-
-Checks a request against what the node serves, and opens its stores.
-
-Makes a request for features of inputs that came with it, and gathers the numbers of the answer.
-"""
+"""The pipeline of one request: checked, its samples read and decoded while the batch before runs and is sent."""
 
 import base64
 import json
@@ -524,11 +519,7 @@ def max_numbers(memory_bytes: int) -> int:
 
 
 class SentSamples:
-    """The inputs of a request as a ``Versioned`` store, whose objects are called by their numbers.
-
-    Args:
-        inputs: the encoded inputs.
-    """
+    """The inputs of a request as a ``Versioned`` store, whose objects are called by their numbers."""
 
     def __init__(self, inputs: Sequence[bytes]) -> None:
         self._inputs = inputs

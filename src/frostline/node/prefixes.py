@@ -1,9 +1,4 @@
-"""The prefixes and engines that a node holds for all requests, and how their weights are received.
-
-The prefixes and engines that a node holds: all requests share them, and they are evicted when others need memory.
-
-Receives a prefix, whole or without the pieces that the node has, within memory that was reserved first.
-"""
+"""The prefixes and engines that a node holds for all requests, and how their weights are received."""
 
 import threading
 from collections import deque
@@ -147,14 +142,7 @@ class RowChecks:
 
 
 class Prefixes:
-    """Prefixes by digest, and engines by digest, name and cut. Safe for threads.
-
-    Args:
-        weights: memory for weights.
-        max_rows: maximum rows of a run.
-        bridge: reads prefixes and makes engines.
-        counters: counters of the node.
-    """
+    """Prefixes by digest, and engines by digest, name and cut. Safe for threads."""
 
     def __init__(self, weights: WeightMemory[Resident], max_rows: int, bridge: TorchBridge, counters: Counters) -> None:
         self._weights = weights

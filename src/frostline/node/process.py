@@ -1,7 +1,4 @@
-"""Runs child processes: Frostline's modules, and work beside the node under a memory limit that it cannot raise.
-
-Runs a Frostline module as a child process, which reports in one line that it is ready and ends with its stdin.
-"""
+"""Runs child processes: Frostline's modules, and work beside the node under a memory limit that it cannot raise."""
 
 import json
 import os
@@ -14,7 +11,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from subprocess import PIPE, TimeoutExpired
-from types import TracebackType
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
@@ -209,9 +205,7 @@ class NodeProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _new(self) -> Subprocess:
@@ -238,17 +232,7 @@ def start_node(
     The node ends when it is stopped, and also when this process dies, even by SIGKILL. Ctrl-C in the terminal does not
     reach it: this process decides when it stops.
 
-    Args:
-        roots: URLs under which it serves data.
-        settings: settings of the node.
-        host: address on which it listens.
-        port: port on which it listens; 0 for a free one.
-        control: URL of the control plane, as for ``NodeProcess``.
-
-    Raises:
-        AddressInUse: The port is taken.
-        SettingError: The node cannot listen there, or a root is not valid.
-        NodeUnreachable: The node did not start; the message holds the end of its stderr.
+    Its arguments are those of ``NodeProcess``, and it raises what ``NodeProcess.start`` raises.
     """
     node = NodeProcess(roots, settings, host, port, control=control)
     node.start()

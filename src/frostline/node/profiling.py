@@ -1,7 +1,4 @@
-"""Answers requests for profiles: reading, decoding, cuts, codecs and engines on a job's first samples.
-
-Measures reading, decoding, every cut of a prefix and codecs on this node, on real samples.
-"""
+"""Answers requests for profiles: reading, decoding, cuts, codecs and engines on a job's first samples."""
 
 import math
 import threading

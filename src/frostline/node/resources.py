@@ -1,7 +1,4 @@
-"""The resources that a node's tenants share, and those of one request: its store, its reader and its engine.
-
-The resources that a node's tenants share: memory, threads and the device, and the order in which they get them.
-"""
+"""The resources that a node's tenants share, and those of one request: its store, its reader and its engine."""
 
 import logging
 import threading

@@ -1,7 +1,5 @@
 """The node: takes prefixes and answers requests for features, as plain method calls.
 
-Answers requests for encoded samples that come from this process: the store is read by the thread that asks.
-
 A job alone on its node needs no admission, fair shares or memory pools, since its window bounds what is under way.
 """
 

@@ -1,7 +1,4 @@
-"""Identifies tenants, counts what they use, and decides whether they may ask for more before any work is done.
-
-What a tenant of a node uses, and what it is bound to from outside or changed to while the node runs.
-"""
+"""Identifies tenants, counts what they use, and decides whether they may ask for more before any work is done."""
 
 import math
 import re
@@ -478,10 +475,6 @@ class TenantLimits:
 
 def check_may_change(tenants: Tenants, asker: Account) -> None:
     """Check that somebody may change weights and quotas.
-
-    Args:
-        tenants: tenants of the node.
-        asker: account that asks.
 
     Raises:
         Forbidden: The tenant has no right to.

@@ -1,9 +1,4 @@
-"""The memory for weights: what is resident, who waits for it, and what is evicted for them.
-
-Decides what leaves a memory that cannot hold all that is wanted in it, so that everything has its turn there.
-
-Resident weights and the requests that wait for their memory: the facts that decide about evictions.
-"""
+"""The memory for weights: what is resident, who waits for it, and what is evicted for them."""
 
 import threading
 import time
@@ -11,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Generic, Self, TypeVar, cast
 
 from frostline.batching import Claim, FairShares, kept_beside, readable_bytes
@@ -697,8 +691,6 @@ class WeightReservation(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._memory.close()
         self._weights.end_reservation(self._key)

@@ -1,9 +1,5 @@
 """Decides which sample stands at which position of an epoch, computed from keys and never stored.
 
-Decides permutations of any size: a position's place is computed from keys, never stored.
-
-Decides an order in which neighbours are read together and come apart: blocks of them, mixed some at a time.
-
 Rows chosen of a table, as a bitmap: a hundred million rows take 12.5 MB, and any of them is found at once.
 """
 
@@ -458,11 +454,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weighted(SeededOrder):
-    """An ``EpochOrder`` of independent draws with replacement: a sample comes often, once or never in an epoch.
-
-    Attributes:
-        weights: weights of the rows.
-    """
+    """An ``EpochOrder`` of independent draws with replacement: a sample comes often, once or never in an epoch."""
 
     weights: Weights
 

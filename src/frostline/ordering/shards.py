@@ -1,7 +1,4 @@
-"""Decides which positions of an epoch each rank and worker takes, and whether ranks may train together.
-
-Decides whether ranks may train together: each says in a few bytes what it is about to read, and all must agree.
-"""
+"""Decides which positions of an epoch each rank and worker takes, and whether ranks may train together."""
 
 import hashlib
 import struct
@@ -356,9 +353,6 @@ class ReadingPlan:
 
 def check_agreement(records: Sequence[bytes]) -> None:
     """Make sure that all ranks are about to read parts of the same epoch; each rank reaches the same verdict.
-
-    Args:
-        records: records of all ranks, by rank.
 
     Raises:
         OrderMismatch: the ranks differ; the message says in what, and at which ranks.

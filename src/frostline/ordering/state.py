@@ -1,9 +1,4 @@
-"""How far a run is in its order of samples, and orders that happened, as values to go on from.
-
-How far a run is in its order of samples: one small value for all frameworks, and who may go on from there.
-
-An order that happened: the positions of an epoch as they were handed out, as a value, a file, and an order again.
-"""
+"""How far a run is in its order of samples, and orders that happened, as values to go on from."""
 
 import hashlib
 import json

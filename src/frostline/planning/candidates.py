@@ -1,7 +1,5 @@
 """Decides what every way that a sample may take would cost, and the published rules that choose one for all.
 
-Published rules that decide one cut for all samples, beside which the plan has to stand.
-
 Each takes the cuts that the node can run, with the exact codec (they know of none other), by number, cut 0 among
 them, and gives the number of one. They differ in how they choose. What the chosen cut then gives is reckoned by the
 same means as the plan's own: the steady state in which all stages overlap, also for rules whose authors ran the

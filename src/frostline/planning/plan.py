@@ -1,13 +1,4 @@
-"""Decides the plan, the fastest mixture of ways, by a linear programme, and says it to people.
-
-The plan as a value: which share of the samples takes which way, what that gives, and what was turned down.
-
-Decides the fastest mixture of ways: a linear programme, with what more of each resource would give.
-
-Decides the plan: the fastest mixture, one way where that is as fast, a published rule's, or the user's own.
-
-How a plan is said to people: its reason in a sentence, why the others were turned down, and a table.
-"""
+"""Decides the plan, the fastest mixture of ways, by a linear programme, and says it to people."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

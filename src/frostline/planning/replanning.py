@@ -1,13 +1,9 @@
 """Decides what measurements of a running job say: what holds it back, and whether another plan is worth it.
 
-Decides what holds a running job back, and how much faster it would be without that, by what each part's work takes.
-
 The rules are the utilisation and the bottleneck law of queueing networks (Denning and Buzen 1978): a part that works
 ``d`` seconds for each sample cannot do more than ``1 / d`` samples a second. The part that is busy all the time holds
 the job back; without it the one with the next largest ``d`` would. Work is divided by the samples that it was done
 for, not by those that the loop took: a window that fills has the node and the link do more.
-
-Decides what a situation would be with another link, other speeds, more nodes or more epochs: nothing is run.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Runs the window against a fetch function on a few threads, hands out its rows, and tunes its bounds.
-
-Shows a rule of tuning what a window does, and gives the window the bounds that the rule answers.
-"""
+"""Runs the window against a fetch function on a few threads, hands out its rows, and tunes its bounds."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,9 +1,4 @@
-"""Decides which samples are asked for together, and turns rows that come in runs into batches of an exact size.
-
-Decides which samples are asked for together, by which way, and how requests grow when an epoch begins.
-
-Turns rows that come in runs into batches of an exact size: each row is copied once, into its batch's slab.
-"""
+"""Decides which samples are asked for together, and turns rows that come in runs into batches of an exact size."""
 
 import math
 import weakref

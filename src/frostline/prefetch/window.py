@@ -2,8 +2,6 @@
 
 A state machine over values. It is told the time, what arrived and what failed; it answers with what to ask for. It is
 not safe for several threads: its driver holds a lock.
-
-What is under way in the window: which rows arrived, which attempt brings the rest, and how long to back off.
 """
 
 import math

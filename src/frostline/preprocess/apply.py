@@ -1,13 +1,4 @@
-"""Runs a declared preprocessing on one encoded sample and its mask: the same numbers on every side.
-
-Decides which steps a ready format has behind it, and which are left of a preprocessing that is declared for it.
-
-Takes a mask the way that its image goes: the same sizes, crops and draws, and of the pixels the nearest.
-
-Packs the pixels of one sample of a ready format as a record that checks itself, and unpacks it without a copy.
-
-Reads a whole sample of any kind, as a check does, and says what is wrong with it.
-"""
+"""Runs a declared preprocessing on one encoded sample and its mask: the same numbers on every side."""
 
 import hashlib
 import json

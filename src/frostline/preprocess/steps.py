@@ -1,9 +1,4 @@
-"""The steps of a preprocessing as values, and several inputs of a network by name as one array.
-
-The steps of a preprocessing as values: what each does, and which figures make sense.
-
-Several inputs of a network by name: their parts as one record where they are stored, and as one array of 64 bits.
-"""
+"""The steps of a preprocessing as values, and several inputs of a network by name as one array."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Turns text into token ids and an attention mask, by tokenizers whose time and memory are bounded.
 
-Decides whether an untrusted tokenizer takes bounded time and memory for any text. Pure.
-
 The ``tokenizers`` package bounds neither: its patterns backtrack, replacements may grow a text without end, and
 models look words up by each of their parts.
 """

@@ -193,11 +193,7 @@ def name_of(part: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedImage:
-    """An image as a processor of transformers makes it, which gives a dictionary of batches.
-
-    Attributes:
-        processor: processor to call.
-    """
+    """An image as a processor of transformers makes it, which gives a dictionary of batches."""
 
     processor: Any
 

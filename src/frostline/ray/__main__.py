@@ -18,11 +18,7 @@ _LOOK_S = 1.0
 
 
 def main(namespace: str) -> None:
-    """Answer each line on stdin with a line of JSON, until stdin ends or nobody has asked for a minute.
-
-    Args:
-        namespace: namespace of Ray to ask in.
-    """
+    """Answer each line on stdin with a line of JSON, until stdin ends or nobody has asked for a minute."""
     # What Ray prints goes elsewhere: stdout has answers alone.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

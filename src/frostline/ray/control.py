@@ -1,9 +1,4 @@
-"""Brings nodes up under Ray, here or where an address leads, says how they are, and takes them down.
-
-Joins Ray: the one that an address names, the one that was started here, or whichever runs.
-
-A Ray of this machine alone: started in the background, found again by later commands, and ended by ``down``.
-"""
+"""Brings nodes up under Ray, here or where an address leads, says how they are, and takes them down."""
 
 import json
 import logging
@@ -174,9 +169,6 @@ def _address_of_ray(address: str | None = None) -> str | None:
 def join(address: str | None = None) -> Any:
     """Join Ray and give its package; nothing where this process has joined already.
 
-    Args:
-        address: the address as ``_address_of_ray`` takes it.
-
     Raises:
         SettingError: Ray is not installed.
         NodeUnreachable: No Ray answers.
@@ -264,12 +256,7 @@ def reach_or_start(address: str | None, *, cpus: int, object_bytes: int) -> tupl
 
 
 def hosts_with(ray: Any, label: str) -> int:
-    """How many hosts of Ray have a label, as ``KEY=VALUE``.
-
-    Args:
-        ray: the package.
-        label: the label.
-    """
+    """How many hosts of Ray have a label, as ``KEY=VALUE``."""
     key, _, value = label.partition("=")
     return sum(host["Alive"] and host["Labels"].get(key) == value for host in ray.nodes())
 
@@ -377,9 +364,6 @@ class Cluster:
 
 def end_own_ray(address: str | None) -> bool:
     """End the Ray that was started here, where that is the one at an address and no nodes are left in it.
-
-    Args:
-        address: the address as ``--address`` says it.
 
     Returns:
         True if Ray was ended.

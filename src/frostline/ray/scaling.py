@@ -1,12 +1,8 @@
 """Decides how many nodes there should be under Ray, and which one is started, drained or stopped next.
 
-What a cluster of nodes should be, as values; names under which Ray knows its actors.
-
 The rule is that of Kubernetes' Horizontal Pod Autoscaler ("Algorithm details" and "Stabilization window" of its
 documentation): the number that would bring nodes to a target share of their time, with a tolerance around it, at once
 upward and downward only to the most that was wanted within a window.
-
-Decides which node is started, drained or stopped next, so that nodes come in line one after another.
 """
 
 import hashlib

@@ -1,9 +1,4 @@
-"""The actors under Ray: one that knows the nodes and brings them in line, and one for each node.
-
-The actor that knows the nodes under Ray: it says who they are, and takes the steps that bring them in line.
-
-The actor that is one node under Ray: it runs a node in a process of its own, and ends with that.
-"""
+"""The actors under Ray: one that knows the nodes and brings them in line, and one for each node."""
 
 import hashlib
 import os
@@ -328,12 +323,7 @@ class Supervisor:
 
 
 def node_actors(ray: Any, namespace: str) -> dict[int, Any]:
-    """The actors of nodes in a namespace, by their numbers.
-
-    Args:
-        ray: the package.
-        namespace: the namespace.
-    """
+    """The actors of nodes in a namespace, by their numbers."""
     found: dict[int, Any] = {}
     for known in ray.util.list_named_actors(all_namespaces=True):
         number = number_of(known["name"])
@@ -348,12 +338,7 @@ def is_ours(name: str) -> bool:
 
 
 def stop_node(ray: Any, actor: Any) -> None:
-    """End a node once its answers have ended, and its actor for good.
-
-    Args:
-        ray: the package.
-        actor: actor of the node.
-    """
+    """End a node once its answers have ended, and its actor for good."""
     ray.wait([actor.stop.remote()], timeout=_STOP_S)
     ray.kill(actor, no_restart=True)
 

@@ -1,11 +1,4 @@
-"""Hands tasks to Ray, a few at a time: parts of a job's data to read, and parts of a copy to make.
-
-Decides which neighbouring rows each task has.
-
-Reads parts of a job's data in tasks of Ray, and hands each out once when it is whole.
-
-Makes the parts of a copy in tasks of Ray: one whose process dies is run again, and writes the same once more.
-"""
+"""Hands tasks to Ray, a few at a time: parts of a job's data to read, and parts of a copy to make."""
 
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -96,14 +89,7 @@ def _got(ray: Any, whole: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PartRows:
-    """The rows of a part that could be read.
-
-    Attributes:
-        number: number of the part.
-        ids: ids of the samples.
-        features: the features, one tensor a sample.
-        done: cost of reading them.
-    """
+    """The rows of a part that could be read."""
 
     number: int
     ids: npt.NDArray[np.int64]

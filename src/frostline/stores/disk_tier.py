@@ -80,21 +80,17 @@ class LocalTier:
     Args:
         folder: folder that holds them; made where it is missing, for its user alone.
         budget_bytes: the most bytes of its files; less where the disk would have no gigabyte left.
-        idle_s: seconds after which unused files are evicted.
         clock: seconds since the epoch, as files have them.
 
     Raises:
         SettingError: the budget makes no sense, or the folder cannot be used.
     """
 
-    def __init__(
-        self, folder: Path, *, budget_bytes: int, idle_s: float = _IDLE_S, clock: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, folder: Path, *, budget_bytes: int, clock: Callable[[], float] = time.time) -> None:
         if budget_bytes < 1:
             raise SettingError(f"budget_bytes of a local tier must be at least 1, not {budget_bytes}")
         self._folder = folder
         self._budget_bytes = budget_bytes
-        self._idle_s = idle_s
         self._clock = clock
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -117,12 +113,7 @@ class LocalTier:
         return (self._folder / name).exists()
 
     def get(self, name: str, length: int) -> Buffer | None:
-        """A sample's bytes; None where it is not kept.
-
-        Args:
-            name: see ``tier_name``.
-            length: length of the sample.
-        """
+        """A sample's bytes; None where it is not kept."""
         data = None
         with suppress(OSError):
             with (self._folder / name).open("rb") as file:
@@ -179,7 +170,7 @@ class LocalTier:
         maximum = int(bound * _FILLED)
         for file in sorted(files):
             # A share at once, so that it is not done again for the next sample.
-            is_wanted = total + max(nbytes, maximum // _PROCESSES) > maximum and now_s - file.used_s >= self._idle_s
+            is_wanted = total + max(nbytes, maximum // _PROCESSES) > maximum and now_s - file.used_s >= _IDLE_S
             if total <= bound and not is_wanted:
                 break
             (self._folder / file.name).unlink(missing_ok=True)
@@ -209,13 +200,7 @@ class LocalTier:
 
 
 def tier_name(url: str, place: ByteRange, version: str) -> str:
-    """What a sample is called in a tier: another version of its object is another sample.
-
-    Args:
-        url: URL of the root of its data.
-        place: address of its bytes.
-        version: version of its object.
-    """
+    """What a sample is called in a tier: another version of its object is another sample."""
     said = "\0".join((url, *map(str, place), version))
     return hashlib.blake2b(said.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 

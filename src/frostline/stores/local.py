@@ -2,10 +2,6 @@
 
 The driver of the other stores could read folders too. It runs threads that do not survive a fork, stops a whole
 listing at one odd file name, and took twice as long to list 100,000 files, so the commonest store does without it.
-
-A folder's read-only objects, read from memory maps: the bytes are viewed where the page cache holds them.
-
-A file as a store of one object: what is found at a URL whose name ends as that of a table or a shard does.
 """
 
 import errno
@@ -422,9 +418,6 @@ class MmapFolder:
 
     A file that is cut short while it is mapped takes down the process that reads it, which is why only read-only ones
     are mapped. Safe for threads and forks.
-
-    Args:
-        folder: folder that holds the objects.
     """
 
     def __init__(self, folder: FolderStore) -> None:
@@ -493,12 +486,7 @@ class Objects(ObjectStore, Described, Sectioned, Prunable, Protocol):
 
 
 class SingleFile(FolderStore):
-    """A file of this machine as a folder that holds nothing else. Safe for threads and forks.
-
-    Args:
-        path: path of the file.
-        links: see ``FolderStore``.
-    """
+    """A file of this machine as a folder that holds nothing else. Safe for threads and forks."""
 
     def __init__(self, path: str, links: LinkBounds | None = None) -> None:
         super().__init__(str(Path(path).parent), links)
@@ -564,11 +552,6 @@ class FileOrFolder:
     """An object of a store of objects, or what lies under a prefix of that name, as Spark writes ``x.parquet/``.
 
     Nothing is asked until it is used; then one request tells whether it is an object. Safe for threads.
-
-    Args:
-        name: name of the object in its folder.
-        outside: store of the folder that the object would lie in.
-        inside: store of the prefix.
     """
 
     def __init__(self, name: str, outside: Objects, inside: Objects) -> None:

@@ -1,10 +1,6 @@
 """What a store of objects can do: one narrow protocol a capability, listings as columns, forks and limits.
 
 A listing as columns: some seventy bytes beside the names, where values of Python's own take three hundred.
-
-Drivers whose threads do not survive a fork: knows which process uses one, and refuses those forked from it.
-
-Decides how far a store is followed: where its symbolic links may lead, and how long it may be silent.
 """
 
 import hashlib
@@ -465,9 +461,6 @@ class Driver:
 
     def use(self, url: str) -> None:
         """It is about to be used.
-
-        Args:
-            url: URL of the store.
 
         Raises:
             StoreError: The driver was used before this process was forked.

@@ -1,9 +1,4 @@
-"""Reads places, and blocks of neighbours, before they are asked for, within bounds of memory and threads.
-
-Reads places before they are asked for: as many at once as there are threads and memory, or keys in flight.
-
-Reads blocks of neighbours before their samples are asked for, and keeps each sample until somebody takes it.
-"""
+"""Reads places, and blocks of neighbours, before they are asked for, within bounds of memory and threads."""
 
 import sys
 import threading

@@ -1,9 +1,4 @@
-"""Reads many places of a store at once, and neighbouring ones of an object by one request.
-
-Decides which ranges of an object are read together, and how each is cut out of what was read.
-
-Reads neighbours of an object by one request for threads that ask for them one by one.
-"""
+"""Reads many places of a store at once, and neighbouring ones of an object by one request."""
 
 import threading
 from collections import defaultdict

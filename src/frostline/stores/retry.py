@@ -1,7 +1,4 @@
-"""Asks a store that refuses again, at a rate just under what it allows, and makes straggling reads a second time.
-
-Knows which reads of a store are stragglers, so that those which somebody waits for are made a second time.
-"""
+"""Asks a store that refuses again, at a rate just under what it allows, and makes straggling reads a second time."""
 
 import builtins
 import math
@@ -30,9 +27,6 @@ class Wrapped:
     """What another store does, each call through ``_call``. Safe for threads where that store is.
 
     Of a listing only its beginning is such a call: what has begun is not begun again.
-
-    Args:
-        store: store that does it.
     """
 
     def __init__(self, store: ObjectStore) -> None:

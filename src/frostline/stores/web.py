@@ -57,13 +57,7 @@ _Connection = http.client.HTTPConnection
 
 
 class WebClient:
-    """Requests to the server of one root. Safe for threads and for forks, and travels by pickle.
-
-    Args:
-        url: The canonical URL of the root.
-        root: URL of the root, parsed.
-        timeout_s: The time that nothing may come before a request is given up.
-    """
+    """Requests to the server of one root, as in ``WebStore``. Safe for threads and for forks, and travels by pickle."""
 
     def __init__(self, url: str, root: Root, timeout_s: float) -> None:
         self._url = url

@@ -95,11 +95,25 @@ MASKED_EXAMPLES = tuple(
 """Ten samples of two classes and several sizes, of which two have no mask."""
 
 
-class FormatTests:
-    """For every ``Format``."""
+class _OverStore:
+    """What the classes of this module share: a format, an empty store, and what the format makes of that."""
 
     format: Format
     """The format under test."""
+
+    @pytest.fixture
+    def store(self) -> ObjectStore:
+        """An empty store that ``frostline.stores.open.open_store`` opens by its URL."""
+        return open_store(f"memory://{uuid.uuid4()}/formats")
+
+    def read(self, store: ObjectStore, before: ListedSamples | None = None) -> ListedSamples:
+        """What the format makes of all that lies in a store."""
+        return self.format.read(store, list(store.list()), before)
+
+
+class FormatTests(_OverStore):
+    """For every ``Format``."""
+
     odd: Sequence[Example] = ODD_EXAMPLES
     """What is found as it is; leave out what the format itself cannot name."""
     reads_again: bool = False
@@ -119,15 +133,6 @@ class FormatTests:
             NotImplementedError: a subclass did not say.
         """
         raise NotImplementedError("say how samples are written in this format")
-
-    @pytest.fixture
-    def store(self) -> ObjectStore:
-        """An empty store that ``frostline.stores.open.open_store`` opens by its URL."""
-        return open_store(f"memory://{uuid.uuid4()}/formats")
-
-    def read(self, store: ObjectStore, before: ListedSamples | None = None) -> ListedSamples:
-        """What the format makes of all that lies in a store."""
-        return self.format.read(store, list(store.list()), before)
 
     def test_it_claims_its_own_and_not_an_empty_place(self, store: ObjectStore) -> None:
         assert not self.format.claims([])
@@ -217,11 +222,9 @@ class FormatTests:
         assert found == [_wanted(EXAMPLES)] * _THREADS
 
 
-class MaskTests:
+class MaskTests(_OverStore):
     """For every ``Format`` whose samples may have masks."""
 
-    format: Format
-    """The format under test."""
     needs_masks: bool = False
     """Where none of them is there, it is another format's data."""
 
@@ -236,15 +239,6 @@ class MaskTests:
     def size_of(self, example: MaskedExample) -> tuple[int, int]:
         """Width and height of an image in the table; a format that keeps all of them alike has its own."""
         return example.size
-
-    @pytest.fixture
-    def store(self) -> ObjectStore:
-        """An empty store that ``frostline.stores.open.open_store`` opens by its URL."""
-        return open_store(f"memory://{uuid.uuid4()}/formats")
-
-    def read(self, store: ObjectStore, before: ListedSamples | None = None) -> ListedSamples:
-        """What the format makes of all that lies in a store."""
-        return self.format.read(store, list(store.list()), before)
 
     def test_every_sample_is_found_once_with_its_mask(self, store: ObjectStore) -> None:
         self.put_masked(store, MASKED_EXAMPLES)

@@ -1,7 +1,4 @@
-"""Bulk extraction: the features of every sample of a data set to one file, in parts kept until all are there.
-
-Finds what the last extraction into a file made, so that only samples that came or changed are computed.
-"""
+"""Bulk extraction: the features of every sample of a data set to one file, in parts kept until all are there."""
 
 import bisect
 import hashlib

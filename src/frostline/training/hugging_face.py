@@ -105,12 +105,7 @@ _INSIDE = "network."
 
 
 def as_saved(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors of a network, or of a part of it, under the names that transformers reads where it is one of its own.
-
-    Args:
-        model: whole network.
-        tensors: tensors by the names in it.
-    """
+    """Tensors of a network, or of a part of it, under the names that transformers reads where it is one of its own."""
     if not _is_its_own(model):
         return dict(tensors)
     return {name.removeprefix(_INSIDE): tensor for name, tensor in tensors.items()}

@@ -1,8 +1,6 @@
 """The training loop: epochs of optimiser steps on whatever hands out batches, and the state that goes on elsewhere.
 
 The optimisers of recipes are PyTorch's own updates on the parameters of a head, and their state by name.
-
-Where a training stands between two steps, as one value with which another process goes on.
 """
 
 import time

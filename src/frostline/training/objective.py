@@ -1,7 +1,4 @@
-"""What a head learns: the loss of a batch, and how well held-out samples are scored and confused.
-
-Counts which classes are taken for which, and keeps the held-out samples that were got wrong with most confidence.
-"""
+"""What a head learns: the loss of a batch, and how well held-out samples are scored and confused."""
 
 import heapq
 from collections.abc import Mapping, Sequence

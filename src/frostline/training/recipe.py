@@ -1,9 +1,4 @@
-"""Reads a recipe's texts: low-rank adapters, layers that are unfrozen later; and confusion of classes as values.
-
-Reads from which epoch on which layers of a network are trained too.
-
-Which classes were taken for which, as values: counts, pairs, and the samples that were got wrong.
-"""
+"""Reads a recipe's texts: low-rank adapters, layers that are unfrozen later; and confusion of classes as values."""
 
 import re
 from dataclasses import dataclass

@@ -1,9 +1,4 @@
-"""The main job: divide samples, freeze a network, train its head on features that a node sends, score, save, report.
-
-A run's job, made anew where further layers are trained, and what all its jobs did.
-
-Decides which samples a run trains on and which it scores: what was asked for, the data's own splits, or a share.
-"""
+"""The main job: divide samples, freeze a network, train its head on features that a node sends, score, save, report."""
 
 import json
 import math

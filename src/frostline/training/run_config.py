@@ -1,8 +1,6 @@
 """The config of a run, as ``frostline.json`` in its folder, written as all its files are: whole or not at all.
 
 The config of a run: its options by name, and digests of what it began with. ``config.json`` is transformers' name.
-
-Writes a run's files whole or not at all: a reader never meets half a file, and a full disk leaves nothing behind.
 """
 
 import json

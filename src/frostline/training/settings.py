@@ -1,7 +1,4 @@
-"""What a job is told: one frozen value for every verb, and what its samples are, checked before anything starts.
-
-Finds out what samples are, images, sounds or arrays, by the words of ``--samples`` or by the data's own suffixes.
-"""
+"""What a job is told: one frozen value for every verb, and what its samples are, checked before anything starts."""
 
 import math
 import re

@@ -1,9 +1,4 @@
-"""What a plan would be in a measured situation, and the measured situations that are kept for that question.
-
-Decides what a plan would be in a measured situation: as it is, and as it might be with another link or machine.
-
-Keeps measured situations in the user's cache folder, so that a what-if question needs no measuring.
-"""
+"""What a plan would be in a measured situation, and the measured situations that are kept for that question."""
 
 import hashlib
 import json

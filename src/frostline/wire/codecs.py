@@ -1,7 +1,4 @@
-"""Codecs: their names, which of them a cut may use, and floats narrowed to 16 or 8 bits and widened again.
-
-Narrows floats to 16 or 8 bits, widens them again, and measures what was lost.
-"""
+"""Codecs: their names, which of them a cut may use, and floats narrowed to 16 or 8 bits and widened again."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

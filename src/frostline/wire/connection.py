@@ -1,7 +1,4 @@
-"""Kept-alive connections to one node that count every byte, and one HTTP exchange over them.
-
-One HTTP exchange with a node: sent once more where an idle connection turns out to be closed.
-"""
+"""Kept-alive connections to one node that count every byte, and one HTTP exchange over them."""
 
 import http.client
 import os

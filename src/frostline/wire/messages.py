@@ -1,11 +1,4 @@
-"""The messages between trainer and node as values and their JSON, and errors as HTTP answers and back.
-
-The message that asks a node for embeddings of texts or images that come with it, in the widely used shape.
-
-Decides which fields the body of a PATCH sets, within bounds, before anybody looks at what they mean.
-
-Errors as HTTP answers and back: one table, read in both directions.
-"""
+"""The messages between trainer and node as values and their JSON, and errors as HTTP answers and back."""
 
 import base64
 import binascii

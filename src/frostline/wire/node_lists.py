@@ -1,7 +1,5 @@
 """Which nodes an address stands for: itself, all addresses of a name, those in a file, or those under Ray.
 
-Asks Ray which nodes there are: in this process where it has joined Ray, else in one that joins it for that.
-
 A trainer thus needs no Ray of its own, loses nothing where Ray goes away, and may fork workers.
 """
 
@@ -57,12 +55,7 @@ def _nodes_under_ray(namespace: str) -> tuple[str, ...]:
 
 
 def said_by_supervisor(ray: Any, namespace: str) -> dict[str, Any]:
-    """What the supervisor of a namespace says in a process that has joined Ray: ``nodes``, or why not as ``error``.
-
-    Args:
-        ray: the package.
-        namespace: namespace to ask in.
-    """
+    """What the supervisor of a namespace says in a process that has joined Ray: ``nodes``, or why not as ``error``."""
     try:
         supervisor = ray.get_actor(SUPERVISOR, namespace=namespace)
     except ValueError:  # its own sentence has three guesses

@@ -1,7 +1,4 @@
-"""Packs the tensors of a batch with a codec, row by row where it compresses, and unpacks what a client sent.
-
-Packs each row of a tensor by itself: without its zeros, compressed, or both; and unpacks what a client sent.
-"""
+"""Packs the tensors of a batch with a codec, row by row where it compresses, and unpacks what a client sent."""
 
 import math
 from collections.abc import Iterator, Sequence

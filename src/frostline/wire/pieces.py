@@ -84,12 +84,7 @@ def pieces_of(body: bytes | memoryview) -> tuple[Piece, ...]:
 
 
 def without(body: bytes, held: Sequence[Piece]) -> bytes:
-    """What is sent of a file: the list of the pieces that the node has, and the bytes between them.
-
-    Args:
-        body: the file.
-        held: pieces of it, in their order.
-    """
+    """What is sent of a file: the list of the pieces that the node has, and the bytes between them."""
     listed = json.dumps([[piece.start, piece.stop, piece.digest] for piece in held], separators=(",", ":")).encode()
     parts: list[bytes | memoryview] = [len(listed).to_bytes(PREAMBLE_BYTES, "little"), listed]
     view, done = memoryview(body), 0

@@ -1,7 +1,4 @@
-"""How a head is trained, as data, and the events that a training on a node tells, as lines of JSON.
-
-How a head is trained, as data: optimiser, learning rates, batches, epochs and seed, and their JSON.
-"""
+"""How a head is trained, as data, and the events that a training on a node tells, as lines of JSON."""
 
 import json
 import math

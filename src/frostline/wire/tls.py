@@ -34,10 +34,6 @@ class FollowedContext:
 
     Where the new files make no sense, as while they are being written, the one before is kept, and the log says so.
 
-    Args:
-        files: files that it is made of.
-        make: function that makes the context.
-
     Raises:
         SettingError: The files make no sense.
     """

@@ -1,13 +1,4 @@
-"""Plans what objects hold some samples in another format: their names, their metadata, and images scaled on the way.
-
-Decides what objects hold some samples in another format: class folders, tar shards or Parquet files. Pure.
-
-Decides what the objects of a copy in class folders are called: as in the source, where that is safe and unique.
-
-Decides what of a data set's metadata goes along where something is made of it, and says what stays behind.
-
-Scales images and masks on their way into a copy.
-"""
+"""Plans what objects hold some samples in another format: their names, their metadata, and images scaled on the way."""
 
 import hashlib
 import io
@@ -92,12 +83,7 @@ _STARTS = (
 
 
 class OutputObject(NamedTuple):
-    """An object to write.
-
-    Attributes:
-        object: the name.
-        data: the bytes.
-    """
+    """An object to write."""
 
     object: str
     data: bytes
@@ -401,9 +387,6 @@ class FolderNames:
     It is called as in the source, or as it was before its first copy, and lies in the folder of its class, or of split
     and class where the data brings splits. What could meet another sample's name, and what is no name for a file, is
     called by the sample's id.
-
-    Args:
-        source: data set with labels.
     """
 
     def __init__(self, source: Dataset) -> None:

@@ -1,11 +1,4 @@
-"""Makes the parts of a copy: what is whole is kept, what is missing is written, read back and recorded.
-
-Makes the parts of a copy in this process: what is there is looked at first, and then what is missing is written.
-
-Writes the parts of a copy in another format: samples are read, packed, written and read back.
-
-What a copy keeps of a part that is whole: the names, sizes, SHA-256s and versions of its objects.
-"""
+"""Makes the parts of a copy: what is whole is kept, what is missing is written, read back and recorded."""
 
 import hashlib
 import json

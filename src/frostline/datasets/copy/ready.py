@@ -1,7 +1,4 @@
-"""Makes a ready format of a data set: decodes each image once, object by object, so that it can be taken up again.
-
-Writes the objects of a ready format: images are read and decoded, and their records are written and read back.
-"""
+"""Makes a ready format of a data set: decodes each image once, object by object, so that it can be taken up again."""
 
 import hashlib
 import json

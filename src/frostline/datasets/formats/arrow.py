@@ -1,7 +1,4 @@
-"""Arrow files of Hugging Face's ``datasets``: encoded images are found as ranges of them and read in place.
-
-Finds where the cells of an Arrow stream lie in its file, without reading the column whose cells they are.
-"""
+"""Arrow files of Hugging Face's ``datasets``: encoded images are found as ranges of them and read in place."""
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,9 +1,4 @@
-"""What a format of data is: one protocol, and the columns of the table that it makes of a store's listing.
-
-The columns of a manifest: Arrow in memory or in a mapped file, seen as numbers and texts without a copy.
-
-Lists that samples say of themselves, such as boxes and tags, as a table keeps them: JSON in a column of texts.
-"""
+"""What a format of data is: one protocol, and the columns of the table that it makes of a store's listing."""
 
 import hashlib
 import json

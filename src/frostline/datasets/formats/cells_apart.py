@@ -55,9 +55,6 @@ class CellsApart:
     Args:
         run: function that has a child of the tenant do something.
         tenant: name of the tenant, whose columns are kept for it alone.
-
-    Attributes:
-        tenant: name of the tenant.
     """
 
     def __init__(self, run: _Run, tenant: str) -> None:

@@ -1,9 +1,4 @@
-"""Images, sounds and masks in class folders, or in those of splits: which of a listing belongs to which.
-
-Images and their masks, side by side: decides from the listing's names which mask belongs to which image.
-
-What formats with masks share: the fields that name masks, and the columns that a table gets for them.
-"""
+"""Images, sounds and masks in class folders, or in those of splits: which of a listing belongs to which."""
 
 import itertools
 import re

@@ -88,13 +88,7 @@ NO_CLASSES = (
 
 
 def refuse_labels(object: str, column: str, kind: pa.DataType) -> DataError:
-    """The error of a column of labels whose type says no classes.
-
-    Args:
-        object: name of the object that has it.
-        column: name of the column.
-        kind: type of the column.
-    """
+    """The error of a column of labels whose type says no classes."""
     why = NO_CLASSES
     if pa.types.is_struct(kind):
         why = "the field that says the class needs a column of its own, as by pyarrow's table.flatten(): then name that"

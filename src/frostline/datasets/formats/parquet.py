@@ -1,7 +1,4 @@
-"""Parquet files with a column of images or texts, as Hugging Face keeps data sets: cells are read in place.
-
-Reads samples out of Parquet cells: decodes a row group's column once, and keeps as many of them as fit.
-"""
+"""Parquet files with a column of images or texts, as Hugging Face keeps data sets: cells are read in place."""
 
 import bisect
 import hashlib

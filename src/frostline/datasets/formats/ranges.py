@@ -154,16 +154,13 @@ def in_words(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def open_parquet(
-    store: Versioned, name: str, size: int, metadata: pq.FileMetaData | None = None
-) -> Iterator[tuple[pq.ParquetFile, RangeFile]]:
+def open_parquet(store: Versioned, name: str, size: int) -> Iterator[tuple[pq.ParquetFile, RangeFile]]:
     """A Parquet file to read from, in this thread alone: Arrow's own threads would not survive a fork.
 
     Args:
         store: store that holds the file.
         name: name of the object.
         size: size of the object in bytes.
-        metadata: metadata of the file, where it was read before.
 
     Raises:
         DataError: the file is damaged, cut off or encrypted, and what the caller reads from it too.
@@ -171,7 +168,7 @@ def open_parquet(
     """
     source = RangeFile(store, name, size)
     with in_words(name):
-        yield parquet_file(source, metadata), source
+        yield parquet_file(source), source
 
 
 def parquet_file(source: RangeFile, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
@@ -199,11 +196,7 @@ class _Unread(RangeFile):
 
 
 class ColumnChunks:
-    """What a footer says of each column of each row group. For one thread; of many columns it takes long to make.
-
-    Args:
-        metadata: metadata of the footer.
-    """
+    """What a footer says of each column of each row group. For one thread; of many columns it takes long to make."""
 
     def __init__(self, metadata: pq.FileMetaData) -> None:
         self._metadata, self._source = metadata, _Unread()

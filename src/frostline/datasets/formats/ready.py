@@ -1,9 +1,4 @@
-"""The ready format: decoded pixels as records in large objects, their masks, and the tables that name them.
-
-Where the masks of a ready format lie: encoded, one behind the other, in an object beside that of the records.
-
-The ready format: pixels that ``ingest`` kept, with a table of their own.
-"""
+"""The ready format: decoded pixels as records in large objects, their masks, and the tables that name them."""
 
 import hashlib
 import json

@@ -1,9 +1,4 @@
-"""What formats of tables share: the roles of columns, and tables of single objects made into the table of all.
-
-Decides which column of a file holds images, masks, labels and metadata, by schema and by name. Pure.
-
-Lists of numbers in a column of Parquet as arrays, each as NumPy's ``save`` would write it.
-"""
+"""What formats of tables share: the roles of columns, and tables of single objects made into the table of all."""
 
 import json
 import re

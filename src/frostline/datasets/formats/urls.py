@@ -1,9 +1,4 @@
-"""Lists of URLs with labels, as CSV or Parquet: samples are read wherever the URLs lead within the roots.
-
-Reads samples whose objects are URLs of their own: each must lie within one of the roots that may be read.
-
-Finds the images and masks whose paths rows of Parquet and Arrow files say in the place of them.
-"""
+"""Lists of URLs with labels, as CSV or Parquet: samples are read wherever the URLs lead within the roots."""
 
 import threading
 from collections import Counter, defaultdict

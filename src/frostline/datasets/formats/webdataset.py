@@ -150,11 +150,6 @@ class TarCopies:
     def path_of(self, store: Versioned, url: str, tar: CompressedTar) -> Path:
         """The copy of a tar, made now where there is none. Whoever comes meanwhile waits.
 
-        Args:
-            store: store that holds the tar.
-            url: address of the folder that it lies in.
-            tar: the compressed tar.
-
         Raises:
             DataError: The tar is damaged or cut off, larger than any tar of samples, or larger than the disk allows.
             ObjectNotFound: The tar was changed or removed since it was listed.

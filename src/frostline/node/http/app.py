@@ -1,9 +1,4 @@
-"""The node over HTTP: its routes, requests read within limits, answers sent while they are made, and metrics.
-
-Sends an answer while it is made, and ends it when its client disconnects.
-
-The node's statistics in the text format of Prometheus.
-"""
+"""The node over HTTP: its routes, requests read within limits, answers sent while they are made, and metrics."""
 
 import asyncio
 import math

@@ -103,11 +103,7 @@ def limits_of(descriptors: int) -> ConnectionLimits:
 
 
 class ConnectionTable(Generic[C]):
-    """The connections of a node: unknown, working, or idle after an answer to a known tenant. Not safe for threads.
-
-    Args:
-        limits: limits of the connections.
-    """
+    """The connections of a node: unknown, working, or idle after an answer to a known tenant. Not safe for threads."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits

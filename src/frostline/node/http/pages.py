@@ -1,7 +1,4 @@
-"""Pages for people: each is one file that asks its own server for figures, once or with an event each second.
-
-Answers with JSON once, or with an event each second, made once for all viewers who may see the same.
-"""
+"""Pages for people: each is one file that asks its own server for figures, once or with an event each second."""
 
 import base64
 import gzip

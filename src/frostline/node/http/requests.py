@@ -1,9 +1,4 @@
-"""Reads requests of untrusted clients within limits of time and bytes, and makes responses.
-
-Reads the bodies of requests, makes JSON responses, and cancels calls whose client disconnects.
-
-Refuses what a page of another site has a browser ask.
-"""
+"""Reads requests of untrusted clients within limits of time and bytes, and makes responses."""
 
 import json
 import math
@@ -270,11 +265,7 @@ class _Line:
 
 
 class MadeOnce(Generic[T]):
-    """Makes a value for whoever asks, once more for all who ask while it is made. Used in the event loop's thread.
-
-    Args:
-        make: function that makes it.
-    """
+    """Makes a value for whoever asks, once more for all who ask while it is made. Used in the event loop's thread."""
 
     def __init__(self, make: Callable[[], Awaitable[T]]) -> None:
         self._make = make
@@ -451,12 +442,7 @@ def _name_of(host: str) -> str:
 
 
 class AskedByName:
-    """An application that answers requests alone which ``names`` does not refuse.
-
-    Args:
-        app: the application.
-        names: names of the server.
-    """
+    """An application that answers requests alone which ``names`` does not refuse."""
 
     def __init__(self, app: ASGIApp, names: OwnNames) -> None:
         self._app = app

@@ -8,11 +8,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
 from subprocess import TimeoutExpired
-from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
@@ -32,7 +31,7 @@ from frostline.node.memory import Cancelled
 from frostline.node.trials.queue import NOBODY, Requester, TrialPolicy
 from frostline.profiles import Trial
 
-__all__ = ("Reference", "TrialProcess", "TrialRunner")
+__all__ = ("Reference", "TrialJob", "TrialProcess", "TrialRunner")
 
 T = TypeVar("T")
 
@@ -139,57 +138,63 @@ class TrialProcess:
             return self._child
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrialJob:
+    """What engines are tried on, and for whom.
+
+    Attributes:
+        digest: digest of the prefix.
+        prefix: prefix to be run.
+        pixels: the real samples.
+        reference: reference, which runs the prefix as the user's own network does.
+        requester: tenant and request for which engines are tried.
+        levels: meaning of the pixels if they are unprocessed, so that engines take them unprocessed too; else None.
+    """
+
+    digest: str
+    prefix: Prefix
+    pixels: Pixels
+    reference: Reference
+    requester: Requester = NOBODY
+    levels: Levels | None = None
+
+
 class TrialRunner:
     """Tries engines on one prefix. A context manager, which removes its files.
 
     Args:
-        prefix: prefix to be run.
-        pixels: the real samples.
-        levels: meaning of the pixels if they are unprocessed (``engines.trials.Subject``).
+        job: prefix, samples and tenant.
         policy: the way that engines are tried.
-        reference: reference that gives the features with which others are compared.
         converted: folder for converted files of this prefix.
         process: process that runs the trials.
         longest_s: maximum seconds for all trials together, without waiting.
         is_brief: True if engines are tried at one setting only, for a job that waits.
-        requester: tenant and request for which engines are tried.
         keep: function that takes each engine that was tried in this process, by its name; None where none is used.
-        clock: clock that returns monotonic seconds.
 
     Attributes:
-        requester: tenant and request for which engines are tried.
+        job: prefix, samples and tenant.
         has_begun: True if a trial was run.
         spent_s: seconds spent on trials so far.
     """
 
     def __init__(
         self,
-        prefix: Prefix,
-        pixels: Pixels,
-        levels: Levels | None,
+        job: TrialJob,
         policy: TrialPolicy,
-        reference: Reference,
         *,
         converted: Path,
         process: TrialProcess,
         longest_s: float,
         is_brief: bool = False,
-        requester: Requester = NOBODY,
         keep: Callable[[str, Engine], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keep = keep
-        self._prefix = prefix
-        self._pixels = pixels
-        self._levels = levels
+        self.job = job
         self._policy = policy
-        self._reference = reference
         self._converted = converted
         self._process = process
         self._left_s = longest_s
         self._is_brief = is_brief
-        self.requester = requester
-        self._clock = clock
         self.has_begun = False
         self.spent_s = 0.0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -198,9 +203,7 @@ class TrialRunner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -216,22 +219,14 @@ class TrialRunner:
             Overloaded: The tenant has to wait before more is tried for it.
         """
         if not self.has_begun:
-            self.requester.check()
+            self.job.requester.check()
 
     def run_trials(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Try one engine at some cuts.
-
-        Args:
-            trials: the unfilled trials of the engine.
-        """
+        """Try one engine at some cuts."""
         return self._found(trials, only_error=False)
 
     def compare(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Measure only the error of one engine at some cuts; its speed and memory are known.
-
-        Args:
-            trials: trials of the engine.
-        """
+        """Measure only the error of one engine at some cuts; its speed and memory are known."""
         return self._found(trials, only_error=True)
 
     def _found(self, trials: Sequence[Trial], *, only_error: bool) -> list[Trial]:
@@ -245,7 +240,7 @@ class TrialRunner:
         left_s = min(_LONGEST_S, self._left_s)
         if left_s <= 0:
             return {}, "was not tried: the time for trials was used up"
-        began_s = self._clock()
+        began_s = time.monotonic()
         try:
             if self._policy.here and is_prompt(offer_name(engine)):
                 with self._survived(engine) as was_survived:
@@ -253,10 +248,10 @@ class TrialRunner:
                         return {cut: self._here(engine, cut, only_error=only_error) for cut in cuts}, None
             return self._apart(engine, cuts, left_s, only_error=only_error)
         finally:
-            took_s = self._clock() - began_s
+            took_s = time.monotonic() - began_s
             self._left_s -= took_s
             self.spent_s += took_s
-            self.requester.spent(took_s)
+            self.job.requester.spent(took_s)
 
     @contextlib.contextmanager
     def _survived(self, engine: str) -> Iterator[bool]:
@@ -274,13 +269,13 @@ class TrialRunner:
 
     def _here(self, engine: str, cut: int, *, only_error: bool) -> Trial:
         """Try an engine in this process."""
-        policy, reference = self._policy, self._reference
+        policy, reference = self._policy, self.job.reference
         subject = Subject(
-            graph=self._prefix.graph,
-            cuts=self._prefix.cuts,
-            tensors=self._prefix.tensors,
-            pixels=self._pixels,
-            levels=self._levels,
+            graph=self.job.prefix.graph,
+            cuts=self.job.prefix.cuts,
+            tensors=self.job.prefix.tensors,
+            pixels=self.job.pixels,
+            levels=self.job.levels,
             device=policy.device,
             rows=policy.rows,
             threads=policy.threads,
@@ -301,7 +296,7 @@ class TrialRunner:
         out = folder / "trials.jsonl"
         out.unlink(missing_ok=True)
         wanted = {**self._wanted(engine, cuts, folder), "only_error": only_error, "is_brief": self._is_brief}
-        status, words = self._process.run(json.dumps(wanted), longest_s, self.requester.is_abandoned)
+        status, words = self._process.run(json.dumps(wanted), longest_s, self.job.requester.is_abandoned)
         lines = out.read_text(encoding="utf-8").splitlines() if out.exists() else []
         found = {trial.cut: trial for trial in (Trial(**json.loads(line)) for line in lines)}
         if status is None:
@@ -313,29 +308,29 @@ class TrialRunner:
         samples = self._judging_samples()
         for cut in cuts:
             if cut not in self._referenced:
-                for place, tensor in enumerate(self._reference.features(samples, cut)):
+                for place, tensor in enumerate(self.job.reference.features(samples, cut)):
                     np.save(self._opened() / f"reference-{cut}-{place}.npy", tensor)
                 self._referenced.add(cut)
 
     def _judging_samples(self) -> npt.NDArray[np.float32]:
         """The test samples, as the network's input."""
-        samples = evaluation_pixels(self._pixels)
-        if self._levels is not None:
-            samples = self._levels.apply(samples.astype(np.uint8, copy=False))
+        samples = evaluation_pixels(self.job.pixels)
+        if self.job.levels is not None:
+            samples = self.job.levels.apply(samples.astype(np.uint8, copy=False))
         return samples.astype(np.float32, copy=False)
 
     def _wanted(self, engine: str, cuts: Sequence[int], folder: Path) -> dict[str, object]:
         policy = self._policy
         return {
             "folder": str(folder),
-            "levels": None if self._levels is None else asdict(self._levels),
+            "levels": None if self.job.levels is None else asdict(self.job.levels),
             "engine": engine,
             "cuts": list(cuts),
             "device": policy.device,
             "rows": policy.rows,
             "threads": policy.threads if offer_of(engine).takes_threads else policy.threads[:1],
             "converted": str(self._converted),
-            "footprints": [(cut, *astuple(self._reference.footprint(cut))) for cut in cuts],
+            "footprints": [(cut, *astuple(self.job.reference.footprint(cut))) for cut in cuts],
             "max_bytes": policy.max_bytes,
         }
 
@@ -345,8 +340,8 @@ class TrialRunner:
             try:
                 folder = Path(made.name)
                 with (folder / "prefix.safetensors").open("wb") as file:
-                    save_prefix(self._prefix, file)
-                np.save(folder / "pixels.npy", self._pixels)
+                    save_prefix(self.job.prefix, file)
+                np.save(folder / "pixels.npy", self.job.pixels)
             except BaseException:  # a full disk: the next trial must not read half of them
                 made.cleanup()
                 raise

@@ -1,7 +1,4 @@
-"""When a node tries engines, and for whom by turns, while other requests wait.
-
-Decides how a node tries engines, for whom, and which engines fit into its memory.
-"""
+"""When a node tries engines, and for whom by turns, while other requests wait."""
 
 import math
 import threading

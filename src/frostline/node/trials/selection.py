@@ -1,7 +1,4 @@
-"""Selects the engine for a prefix: searches known trials first, then makes new ones that pay.
-
-Selects the engine for a prefix: tries engines that pay for a job, once per hardware, and keeps the trials.
-"""
+"""Selects the engine for a prefix: searches known trials first, then makes new ones that pay."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -31,8 +28,8 @@ from frostline.engines.choice import (
 from frostline.engines.machine import ENVIRONMENT, abilities
 from frostline.engines.protocols import Engine, Footprint, Pixels, evaluation_name, identity, levels_of, offer_name
 from frostline.models.artifact import Prefix
-from frostline.node.trials.processes import Reference, TrialProcess, TrialRunner
-from frostline.node.trials.queue import NOBODY, EngineMemory, Requester, TrialPolicy, TrialQueue
+from frostline.node.trials.processes import Reference, TrialJob, TrialProcess, TrialRunner
+from frostline.node.trials.queue import EngineMemory, Requester, TrialPolicy, TrialQueue
 from frostline.node.trials.store import TrialStore
 from frostline.profiles import Trial
 from frostline.wire.messages import ProfileRequest
@@ -49,28 +46,18 @@ class AccuracyCheck:
 
     Args:
         store: store of trials and errors.
-        digest: digest of the prefix.
-        samples: digest of the job's test samples (``engines.protocols.judged_on``).
         runner: runner that tries engines on the samples.
         turn: function that returns a context that lasts while anything is tried.
-
-    Attributes:
-        runner: runner that tries engines on the samples.
     """
 
     def __init__(
-        self,
-        store: TrialStore,
-        digest: str,
-        samples: str,
-        runner: TrialRunner,
-        turn: Callable[[], AbstractContextManager[None]],
+        self, store: TrialStore, runner: TrialRunner, turn: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self.runner = runner
         self._store = store
         self._turn = turn
-        self._digest = digest
-        self._samples = samples
+        self._digest = runner.job.digest
+        self._samples = evaluation_name(runner.job.pixels, runner.job.levels)
         self._found: dict[tuple[str, int], Trial] = {}
 
     def keep(self, trial: Trial) -> None:
@@ -232,16 +219,9 @@ class Search:
         return trial_refusal(prospect, reference_s=reference_s, best_s=best_s, samples=self._samples, spent_s=spent_s)
 
 
-def _empty_trial(offer: Offer, cut: int, pixels: Pixels, levels: Levels | None) -> Trial:
-    """An unfilled trial of an engine at one cut.
-
-    Args:
-        offer: the engine.
-        cut: cut of the prefix.
-        pixels: samples on which it is to be tried.
-        levels: meaning of the pixels if they are unprocessed; else None.
-    """
-    name = identity(offer.name, offer.precision, pixels, levels, takes_pixels=offer.takes_pixels)
+def _empty_trial(offer: Offer, cut: int, job: TrialJob) -> Trial:
+    """An unfilled trial of an engine at one cut."""
+    name = identity(offer.name, offer.precision, job.pixels, job.levels, takes_pixels=offer.takes_pixels)
     return Trial(engine=name, precision=offer.precision, cut=cut)
 
 
@@ -289,18 +269,12 @@ class Trials:
         prefix: Prefix,
         pixels: Pixels,
         reference: Reference,
-        requester: Requester = NOBODY,
-        levels: Levels | None = None,
+        requester: Requester,
+        levels: Levels | None,
     ) -> Choice:
         """The engine for the job that asks for a profile; if it names one, only that engine is prepared.
 
-        Args:
-            request: request of the job.
-            prefix: prefix to be run.
-            pixels: the real samples.
-            reference: reference, which runs the prefix as the user's own network does.
-            requester: tenant and request for which engines are tried.
-            levels: meaning of the pixels if they are unprocessed, so that engines take them unprocessed too; else None.
+        What is beside the request is as in ``TrialJob``.
 
         Raises:
             BadRequest: The prefix has no such cut.
@@ -311,27 +285,27 @@ class Trials:
         """
         features = request.features
         assert features.prefix is not None, "the prefix was found by its name"
+        job = TrialJob(
+            digest=features.prefix,
+            prefix=prefix,
+            pixels=pixels,
+            reference=reference,
+            requester=requester,
+            levels=levels,
+        )
         is_here = features.engine != REFERENCE or request.only_here
-        if is_here and not 1 <= features.cut <= len(prefix.cuts):
-            raise BadRequest(f"cut must be from 1 to {len(prefix.cuts)} for this prefix, not {features.cut}")
+        if is_here and not 1 <= features.cut <= len(job.prefix.cuts):
+            raise BadRequest(f"cut must be from 1 to {len(job.prefix.cuts)} for this prefix, not {features.cut}")
         if features.engine != REFERENCE:
-            engine, cut, accuracy = features.engine, features.cut, request.accuracy
-            trial = self.prepare(
-                features.prefix, prefix, pixels, engine, cut, reference, requester, levels, accuracy=accuracy
-            )
+            trial = self.prepare(job, features.engine, features.cut, request.accuracy)
             if trial.why_not is not None:
-                raise EngineNotReady(f"{engine} cannot be used at cut {cut}: {trial.why_not}")
+                raise EngineNotReady(f"{features.engine} cannot be used at cut {features.cut}: {trial.why_not}")
             return Choice(engine=REFERENCE, trials=(trial,))
-        if len(pixels) < _MIN:
+        if len(job.pixels) < _MIN:
             return Choice(engine=REFERENCE, trials=())
         return self.choose(
-            features.prefix,
-            prefix,
-            pixels,
+            job,
             request.accuracy,
-            reference,
-            requester,
-            levels,
             only=features.cut if request.only_here else None,
             max_s=request.trial_s,
             samples=request.samples_left,
@@ -361,13 +335,8 @@ class Trials:
 
     def choose(
         self,
-        digest: str,
-        prefix: Prefix,
-        pixels: Pixels,
+        job: TrialJob,
         accuracy: str | float,
-        reference: Reference,
-        requester: Requester = NOBODY,
-        levels: Levels | None = None,
         *,
         only: int | None = None,
         max_s: float | None = None,
@@ -378,13 +347,8 @@ class Trials:
         The best prospects are tried first. Known engines cost nothing and are always considered.
 
         Args:
-            digest: digest of the prefix.
-            prefix: prefix to be run.
-            pixels: the real samples.
+            job: prefix, samples and tenant.
             accuracy: accuracy that the job needs.
-            reference: reference, which runs the prefix as the user's own network does.
-            requester: tenant and request for which engines are tried.
-            levels: meaning of the pixels, as for ``choose_engine``.
             only: number of the cut at which the job stops; None before it has a plan, which means the frost line.
             max_s: maximum seconds for trials that the job allows; None leaves it to the node.
             samples: number of samples that the job still has to compute; None if trials need not pay.
@@ -394,49 +358,29 @@ class Trials:
             Overloaded: The tenant has to wait before more is tried for it.
             Unavailable: The node is stopping.
         """
-        if len(prefix.cuts) == 1 or not self._tries(accuracy):
+        if len(job.prefix.cuts) == 1 or not self._tries(accuracy):
             return Choice(engine=REFERENCE, trials=())
-        cut = prefix.cuts[-1].number if only is None else only
+        cut = job.prefix.cuts[-1].number if only is None else only
         others = [offer for offer in self._allowed(accuracy) if offer.name != REFERENCE]
-        empty = {other.name: _empty_trial(other, cut, pixels, levels) for other in others}
+        empty = {other.name: _empty_trial(other, cut, job) for other in others}
         unmeasured = Trial(engine=REFERENCE, precision="fp32", cut=cut)
-        kept = self._store.get(digest, unmeasured)
+        kept = self._store.get(job.digest, unmeasured)
         # A job that finds all that it may use need not run the reference.
-        own = cache(lambda: replace(unmeasured, seconds=reference.seconds(cut)))
-        search = self._search(digest, empty, own, kept, accuracy, samples, requester)
+        own = cache(lambda: replace(unmeasured, seconds=job.reference.seconds(cut)))
+        search = self._search(job, empty, own, kept, accuracy, samples)
         is_brief = samples is not None and is_short(reference_s=(kept or own()).seconds, samples=samples)
-        check = self._accuracy_check(
-            digest, prefix, pixels, reference, requester, levels, max_s=max_s, is_brief=is_brief
-        )
-        with check as accuracy_check:
-            return search.run(accuracy_check, lambda name: self._tried(digest, [empty[name]], accuracy_check)[0])
+        with self._accuracy_check(job, max_s=max_s, is_brief=is_brief) as accuracy_check:
+            return search.run(accuracy_check, lambda name: self._tried([empty[name]], accuracy_check)[0])
 
-    def prepare(
-        self,
-        digest: str,
-        prefix: Prefix,
-        pixels: Pixels,
-        engine: str,
-        cut: int,
-        reference: Reference,
-        requester: Requester = NOBODY,
-        levels: Levels | None = None,
-        *,
-        accuracy: str | float = EXACT,
-    ) -> Trial:
+    def prepare(self, job: TrialJob, engine: str, cut: int, accuracy: str | float = EXACT) -> Trial:
         """Make an engine ready for one cut; if that fails, the trial says why.
 
-        An engine whose name does not mention pixels gets the network's input, whatever ``pixels`` are.
+        An engine whose name does not mention pixels gets the network's input, whatever the job's pixels are.
 
         Args:
-            digest: digest of the prefix.
-            prefix: prefix to be run.
-            pixels: the real samples.
+            job: prefix, samples and tenant.
             engine: name of the engine.
             cut: number of the cut up to which it runs.
-            reference: reference, which runs the prefix as the user's own network does.
-            requester: tenant and request for which engines are tried.
-            levels: meaning of the pixels, as for ``choose_engine``.
             accuracy: accuracy that the engine must have on these samples; ``exact`` if the requester has checked it.
 
         Raises:
@@ -451,14 +395,14 @@ class Trials:
             raise EngineNotReady(f"this node was started without {offer_name(engine)} (--engines)")
         if offer is None:
             raise BadRequest(f"engine: this node has no engine {engine!r}")
-        if len(pixels) < _MIN:
-            pixels = np.resize(pixels, (_MIN, *pixels.shape[1:]))
+        if len(job.pixels) < _MIN:
+            job = replace(job, pixels=np.resize(job.pixels, (_MIN, *job.pixels.shape[1:])))
         wanted = Trial(engine=engine, precision=offer.precision, cut=cut)
-        here = identity(offer.name, offer.precision, pixels, levels, takes_pixels=bool(levels_of(engine)))
-        if engine != here and self._store.find(digest, wanted) is None:
+        here = identity(offer.name, offer.precision, job.pixels, job.levels, takes_pixels=bool(levels_of(engine)))
+        if engine != here and self._store.find(job.digest, wanted) is None:
             return replace(wanted, why_not=f"was calibrated on other samples: on these its name would be {here}")
-        with self._accuracy_check(digest, prefix, pixels, reference, requester, levels) as accuracy_check:
-            trial = self._tried(digest, [wanted], accuracy_check)[0]
+        with self._accuracy_check(job) as accuracy_check:
+            trial = self._tried([wanted], accuracy_check)[0]
             return trial if accuracy == EXACT else accuracy_check.judge(trial, accuracy)
 
     def find_ready(self, digest: str, engine: str, cut: int) -> Trial | None:
@@ -522,39 +466,25 @@ class Trials:
 
     @contextmanager
     def _accuracy_check(
-        self,
-        digest: str,
-        prefix: Prefix,
-        pixels: Pixels,
-        reference: Reference,
-        requester: Requester,
-        levels: Levels | None,
-        *,
-        max_s: float | None = None,
-        is_brief: bool = False,
+        self, job: TrialJob, *, max_s: float | None = None, is_brief: bool = False
     ) -> Iterator[AccuracyCheck]:
         with TrialRunner(
-            prefix,
-            pixels,
-            levels,
+            job,
             self._policy,
-            reference,
-            converted=self._store.place(digest),
+            converted=self._store.place(job.digest),
             process=self._process,
             longest_s=self._longest_s if max_s is None else min(max_s, self._longest_s),
             is_brief=is_brief,
-            requester=requester,
             keep=self._kept_by,
         ) as runner:
-            yield AccuracyCheck(
-                self._store, digest, evaluation_name(pixels, levels), runner, lambda: self._turn(runner)
-            )
+            yield AccuracyCheck(self._store, runner, lambda: self._turn(runner))
 
     @contextmanager
     def _turn(self, runner: TrialRunner) -> Iterator[None]:
         """Hold the turn of a tenant, during which it may run trials."""
         runner.check()
-        with self._queue.turn(runner.requester.name, runner.requester.is_abandoned):
+        requester = runner.job.requester
+        with self._queue.turn(requester.name, requester.is_abandoned):
             yield
 
     def _allowed(self, accuracy: str | float) -> list[Offer]:
@@ -569,13 +499,12 @@ class Trials:
 
     def _search(
         self,
-        digest: str,
+        job: TrialJob,
         empty: Mapping[str, Trial],
         own: Callable[[], Trial],
         kept: Trial | None,
         accuracy: str | float,
         samples: int | None,
-        requester: Requester,
     ) -> Search:
         """Sort engines into those that cannot be used, those that are known and those that may be tried."""
         device = self._policy.device
@@ -585,8 +514,8 @@ class Trials:
             why_not = absence(name, device) or missing_ability(name, able)
             if why_not is not None:
                 refused.append(replace(trial, why_not=why_not))
-            elif (found := self._store.find(digest, trial)) is not None:
-                known.append(self._policy.admit(found, self._memory, requester.max_engine_bytes))
+            elif (found := self._store.find(job.digest, trial)) is not None:
+                known.append(self._policy.admit(found, self._memory, job.requester.max_engine_bytes))
             elif (coarse := too_coarse(trial.precision, accuracy)) is not None:
                 refused.append(replace(trial, why_not=coarse))
             else:
@@ -594,7 +523,7 @@ class Trials:
         return Search(
             own=own,
             kept=kept,
-            keep=lambda trial: self._keep(digest, trial),
+            keep=lambda trial: self._keep(job.digest, trial),
             known=known,
             refused=refused,
             empty=empty,
@@ -608,16 +537,17 @@ class Trials:
         with suppress(OSError):  # the next job measures it again
             self._store.put(digest, own)
 
-    def _tried(self, digest: str, empty: Sequence[Trial], accuracy_check: AccuracyCheck) -> list[Trial]:
+    def _tried(self, empty: Sequence[Trial], accuracy_check: AccuracyCheck) -> list[Trial]:
         """The trials of one engine at some cuts; missing ones are made."""
         missing = absence(empty[0].engine, self._policy.device)
         if missing is not None:
             return [replace(trial, why_not=missing) for trial in empty]
-        found = [self._store.find(digest, trial) for trial in empty]
+        job = accuracy_check.runner.job
+        found = [self._store.find(job.digest, trial) for trial in empty]
         if None in found:
             with self._turn(accuracy_check.runner):
-                found = self._found_out(digest, empty, accuracy_check)
-        tenant_bytes = accuracy_check.runner.requester.max_engine_bytes
+                found = self._found_out(job.digest, empty, accuracy_check)
+        tenant_bytes = job.requester.max_engine_bytes
         return [self._policy.admit(trial, self._memory, tenant_bytes) for trial in found if trial is not None]
 
     def _found_out(self, digest: str, empty: Sequence[Trial], accuracy_check: AccuracyCheck) -> list[Trial | None]:

@@ -1,7 +1,4 @@
-"""Decides how tables are read as samples, made and added to, and the statements for it. Pure.
-
-Decides how a table for samples is made or added to, and the statement that puts them there. Pure.
-"""
+"""Decides how tables are read as samples, made and added to, and the statements for it. Pure."""
 
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -12,7 +9,6 @@ from frostline.stores.urls import CqlLocation, check_name
 
 __all__ = (
     "DIGEST",
-    "FURTHER",
     "TEXTS",
     "WHOLE",
     "Scan",
@@ -270,8 +266,6 @@ def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-FURTHER = ("bigint", "boolean", "double", "text", "timestamp")
-"""Types that columns of metadata get in a table that is made."""
 # What does as well where the column is there already.
 _ALIKE: Mapping[str, Collection[str]] = {"bigint": WHOLE, "text": ("ascii", "varchar"), "double": ("float",)}
 

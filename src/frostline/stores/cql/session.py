@@ -1,7 +1,5 @@
 """Sessions with servers that speak CQL: connections, and what is known of one data set's tables.
 
-Connects to servers that speak CQL, with the rules by which a request goes to a server and to the next one.
-
 The driver is brought in by this module, so this module is imported when a store is first used.
 """
 
@@ -93,9 +91,6 @@ class PendingStatements(Generic[Tag]):
 
     Each is answered once: where a slow server's statement was asked of another one too, the driver tells of both
     answers.
-
-    Args:
-        session: session that sends them.
     """
 
     def __init__(self, session: Session) -> None:

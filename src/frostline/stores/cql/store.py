@@ -181,7 +181,7 @@ class CqlStore:
         """Make the table where it is missing, with columns for all that a sample has; add those that one lacks.
 
         Args:
-            further: names and types (``cql_making.FURTHER``) of columns of metadata.
+            further: names and types (bigint, boolean, double, text or timestamp) of columns of metadata.
             has_masks: samples have masks: the column of labels is to hold them.
 
         Returns:
@@ -199,9 +199,7 @@ class CqlStore:
             access = CqlAccess.of(environment(_ENVIRONMENT))
             return create_table(self._place, access, further or {}, has_masks=has_masks)
 
-    def put_many(
-        self, samples: Iterable[TableSample], *, columns: Sequence[str] = (), maximum: int = _WRITES_IN_FLIGHT
-    ) -> None:
+    def put_many(self, samples: Iterable[TableSample], *, columns: Sequence[str] = ()) -> None:
         """Put samples with their names and labels, under keys that follow from their names; again doubles nothing.
 
         Each is read back and compared, and then its row gets a digest, where the table has a column for it.
@@ -209,7 +207,6 @@ class CqlStore:
         Args:
             samples: the samples, taken while earlier ones are under way.
             columns: columns of their metadata.
-            maximum: the largest number of them under way at once.
 
         Raises:
             DataError: keys of the table cannot be made of names, labels stand in another table, or a sample came back
@@ -220,7 +217,7 @@ class CqlStore:
         with self._driven("") as link:
             if self._place.meta:
                 raise DataError(f"samples are put into one table with their labels: leave meta out of {self.url}")
-            put_all(link, self._place, samples, columns=columns, maximum=maximum)
+            put_all(link, self._place, samples, columns=columns, maximum=_WRITES_IN_FLIGHT)
 
     def digests(self, names: Sequence[str]) -> Sequence[bytes]:
         """The digest of each sample that was put under these names; empty where there is none that still holds.

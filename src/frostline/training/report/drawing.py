@@ -1,7 +1,4 @@
-"""Draws a page's plots as SVG that takes its colours from the page: bars, lines, and a plan along the network.
-
-Draws a plan: what every cut along the network would cost, and how fast each rule would be on other links.
-"""
+"""Draws a page's plots as SVG that takes its colours from the page: bars, lines, and a plan along the network."""
 
 import html
 import io

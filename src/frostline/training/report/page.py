@@ -1,11 +1,4 @@
-"""Renders a report as one page that needs nothing else, with the confused classes and small pictures of samples.
-
-Renders a report as one page that needs nothing else: no script, no request, by day, by night and on paper.
-
-What a page shows of the classes that were taken for others: a matrix or pairs, and the samples themselves.
-
-Reads a few samples from their own store and makes small pictures of them that a page can hold.
-"""
+"""Renders a report as one page that needs nothing else, with the confused classes and small pictures of samples."""
 
 import base64
 import io
