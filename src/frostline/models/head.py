@@ -3,7 +3,7 @@
 import copy
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -492,16 +492,18 @@ class SkippingHead(Head):
         self._harmless_[key] = (*harmless, now)
         return False
 
-    def makes_the_same_(self, *, is_moved: bool = False, is_cast: bool = False) -> bool:
+    def makes_the_same_(self, *, is_moved: bool = False, is_cast: bool = False, training: Collection[str] = ()) -> bool:
         """Whether the network still makes what the frozen part makes, in the modes in which it is trained.
 
         Args:
             is_moved: allow for other kernels, since its tensors are elsewhere or lie otherwise than when it was cut.
             is_cast: leave the caller's autocast on.
+            training: paths of modules that are in train mode all the same.
         """
         model = self._model_[0]
         batch = _batch_of_a_plan(model, self._inputs_)
         flags = {path: self._flags_.get(path, module.training) for path, module in model.named_modules()}
+        flags.update(dict.fromkeys(training, True))
         try:
             with kept_draws(), to_the_line(model, flags, is_cast=is_cast):
                 meant = [tensor.to(device_of(model)) for tensor in self._meant_]
