@@ -578,12 +578,16 @@ def skipping_head(
     if len(plan.taken) == len(features):
         return head
     inside = enclosed_modules(part.traced.graph, part.frost_line.after)
-    with suppress(Unsteady, *UNFIT):  # of what crosses, some is made again from the first of it
-        further = whole_plan(model, inputs, batch, features, flags, inside)
-        if further is not None and len(further.taken) > len(plan.taken):
-            other = SkippingHead(model, part, inputs, further, flags, rest, features)
-            if equals_whole(model, part, other, inputs, flags):
-                return other
+    # An encoder that is skipped whole gives no layer's output to who asks for them all, so its layers are tried too.
+    for depth in sorted({path.count(".") for path in inside}):
+        some = frozenset(path for path in inside if path.count(".") >= depth)
+        with suppress(Unsteady, *UNFIT):  # of what crosses, some is made again from the first of it
+            further = whole_plan(model, inputs, batch, features, flags, some)
+            if further is not None and len(further.taken) > len(head.taken_tensors_):
+                other = SkippingHead(model, part, inputs, further, flags, rest, features)
+                head = other if equals_whole(model, part, other, inputs, flags) else head
+        if len(head.taken_tensors_) == len(features):
+            break
     return head
 
 
