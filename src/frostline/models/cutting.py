@@ -50,6 +50,7 @@ from frostline.models.modules import (
     zeros,
 )
 from frostline.models.outside import kept_weights
+from frostline.models.skipping import silent_threads
 from frostline.models.tracing import (
     UNFIT,
     Trace,
@@ -295,7 +296,7 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
     specs, model = input_specs(inputs), unwrap(model)
     require_shapes(model)
     _refuse_without_values(model)
-    with _ONE_AT_A_TIME, kept_draws(), kept_weights(model):
+    with _ONE_AT_A_TIME, kept_draws(), kept_weights(model), silent_threads():
         flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
         found = _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
     if frozen_in_eval:  # those too that run at the trainer, as behind a trained layer
