@@ -280,7 +280,7 @@ class FrozenWatch:
         self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
         self._given = head.known_by_ if isinstance(head, SkippingHead) else None
         if isinstance(head, Head):
-            head.look_before_runs_(self._glance)
+            head.look_before_runs_(self._look_before_run)
 
     def retire(self) -> None:
         """Have the steps of passes that are under way end, since the frozen part is made anew."""
@@ -326,6 +326,11 @@ class FrozenWatch:
     def _is_same_in_train_mode(self, paths: Sequence[str]) -> bool:
         return not isinstance(self._head, Reads) or self._head.makes_the_same_(training=paths)
 
+    def _look_before_run(self) -> None:
+        """Look at what costs next to nothing as the head runs, to which workers may bring the batches."""
+        self._look_at_modes()
+        self._glance()
+
     def _glance(self) -> bool:
         """Whether no tensor of the frozen part has even been written to; it costs next to nothing.
 
@@ -365,6 +370,7 @@ class FrozenWatch:
         """
         self._look_at_tree()
         self._look_at_frozen()
+        self._look_at_modes()
         for path, parameter in self._others:
             if parameter.requires_grad:
                 raise NetworkChanged(f"parameter {path!r} is trained now: {_REMEDY}")
