@@ -390,6 +390,55 @@ def test_what_changes_of_the_network_stops_the_next_pass(folder, change):
         assert "job.refreeze()" in str(told.value)
 
 
+class Attends(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.own = nn.MultiheadAttention(6, 2, p, batch_first=True)
+
+    def forward(self, found):
+        rows = found.flatten(2).transpose(1, 2)
+        return self.own(rows, rows, rows, need_weights=False)[0].transpose(1, 2).reshape(found.shape)
+
+
+class Asks(nn.Conv2d):
+    """Has weights, and asks for its mode where it uses them."""
+
+    def __init__(self, does):
+        super().__init__(6, 6, 1)
+        self.does = does
+
+    def forward(self, found):
+        return self.does(super().forward(found), self.training)
+
+
+MINDS = {
+    "attention": (lambda: Attends(0.2), r"MultiheadAttention 'last\.2\.own'"),
+    "a function": (lambda: Asks(lambda h, on: nn.functional.dropout(h, 0.2, on)), r"Asks 'last\.2'"),
+    "its own way": (lambda: Asks(lambda h, on: h * 2 if on else h), r"Asks 'last\.2'"),
+    "attention that drops nothing": (lambda: Attends(0.0), None),
+    "a function of nothing": (lambda: Asks(lambda h, on: nn.functional.dropout(h, 0.0, on)), None),
+}
+
+
+@pytest.mark.parametrize("kind", MINDS)
+def test_frozen_layers_that_ask_for_their_mode_in_their_code_are_named(folder, kind):
+    made, named = MINDS[kind]
+    model = Net()
+    model.last[2] = made()
+    freeze(model.train(), "last", input_shape=(3, 32, 32))
+    with job_for(folder, model) as job:
+        before = [batch.features for batch in job.loader(BATCH)]
+        model.last[2].train()
+        if named is None:
+            assert all(map(torch.equal, before, (batch.features for batch in job.loader(BATCH))))
+            return
+        says = f"{named} is frozen and was put into train mode"
+        with pytest.raises(NetworkChanged, match=says):
+            next(iter(job.loader(BATCH)))
+        with pytest.raises(NetworkChanged, match=says):  # workers may have brought them
+            job.head(before[0])
+
+
 SAME = {
     "the same checkpoint": lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}),
     "assigned": lambda m: m.load_state_dict({k: v.clone() for k, v in m.state_dict().items()}, assign=True),

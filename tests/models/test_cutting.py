@@ -8,6 +8,7 @@ from torch import nn
 
 from frostline.core import Ref
 from frostline.core.errors import FrozenInTrainMode, ModelError, NothingFrozen, SettingError, UnknownLayer
+from frostline.engines.graph_runner import Runner, leaf_values
 from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network, freeze
 from support.cutting import remaining_prefix
@@ -114,6 +115,76 @@ def test_weights_shared_between_frozen_and_trained_layers_hold_the_frost_line_ba
     network = cut_network(model, SHAPE)
     assert network.frost_line.bytes_per_sample == 16
     assert "first" not in network.frost_line.name
+
+
+def in_memory_of(layer):
+    return nn.Parameter(layer.weight.data[:4, :4].t(), requires_grad=False)
+
+
+SHARED = {
+    "a frozen weight": lambda net: setattr(net.second, "weight", in_memory_of(net.third)),
+    "a buffer": lambda net: net.second.register_buffer("scale", net.third.bias.data[:4]),
+    "by data": lambda net: setattr(net.second.weight, "data", net.third.weight.data[:4, :4]),
+    "through NumPy": lambda net: setattr(
+        net.second.bias, "data", torch.from_numpy(net.third.bias.detach().numpy())[:4]
+    ),
+}
+
+
+class Sharing(nn.Module):
+    """Three layers, of which the first two are frozen."""
+
+    def __init__(self, share, *, is_traced):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 8)
+        self.requires_grad_(False).third.requires_grad_(True)
+        self.is_traced = is_traced
+        share(self)
+
+    def forward(self, x):
+        hidden = self.second(torch.relu(self.first(x))) * getattr(self.second, "scale", 1.0)
+        if not self.is_traced and float(hidden.detach().sum()) > 100:
+            hidden = hidden * 2
+        return self.third(torch.tanh(hidden))
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+@pytest.mark.parametrize("kind", SHARED)
+def test_frozen_tensors_in_the_memory_of_trained_ones_are_the_loops(kind, is_traced):
+    model, plain = (Sharing(SHARED[kind], is_traced=is_traced) for _ in range(2))
+    network = cut_network(model, (6,))
+    graph = network.prefix.graph
+    weights = [weight.clone() for weight in leaf_values(graph, network.prefix.tensors)]  # as a node has them
+    draw, losses = torch.Generator().manual_seed(3), ([], [])
+    given = [torch.randn(5, 6, generator=draw) for _ in range(4)]
+    for found, net, run in (
+        (losses[0], model, lambda x: network.head(*Runner(graph).run([x], weights))),
+        (losses[1], plain, plain),
+    ):
+        optimizer = torch.optim.SGD(net.third.parameters(), 0.1)
+        for rows in given:
+            loss = run(rows).square().sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_memory_of_a_trained_weight_is_named_where_nothing_is_frozen_before_it():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    model[0].requires_grad_(False).weight.data = model[2].weight.data
+    with pytest.raises(NothingFrozen, match=r"'2\.weight' is trained, and '0\.weight' lies in its memory; give that a"):
+        cut_network(model, (6,))
+
+
+def test_weights_side_by_side_in_one_memory_are_apart():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    memory = torch.randn(54)
+    model[1].weight.data, model[3].weight.data = memory[:36].view(6, 6), memory[36:].view(3, 6)
+    model[1].requires_grad_(False)
+    assert cut_network(model, (6,)).frost_line.name == "2:tanh"
 
 
 def test_several_outputs_keep_their_structure():

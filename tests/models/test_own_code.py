@@ -1313,6 +1313,37 @@ def test_frozen_layers_between_what_crosses_are_not_run_again(build, monkeypatch
     assert all(weight.requires_grad for weight in run)
 
 
+class SumOfStates(nn.Module):
+    """A trained sum of all hidden states of a frozen encoder, to which nobody gives a mask."""
+
+    def __init__(self):
+        import transformers as hf
+
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+        self.encoder = hf.BertModel(hf.BertConfig(vocab_size=40, **sizes), add_pooling_layer=False)
+        self.encoder.requires_grad_(False).eval()
+        self.weights, self.fc = nn.Parameter(torch.zeros(4)), nn.Linear(16, 3)
+
+    def forward(self, ids):
+        states = torch.stack(self.encoder(ids, output_hidden_states=True).hidden_states)
+        return self.fc((states * self.weights.softmax(0)[:, None, None, None]).sum(0).mean(1))
+
+
+def test_hidden_states_that_a_library_notes_cross_without_running_layers_again(monkeypatch):
+    model, plain = SumOfStates(), SumOfStates()
+    network = cut_network(model, (TensorSpec((8,), "int64"),))
+    assert (network.fallback, network.rest, len(network.frost_line.tensors)) == (None, None, 4)
+    draw = torch.Generator().manual_seed(4)
+    given = [(torch.randint(1, 40, (ROWS, 8), generator=draw), torch.randint(0, 3, (ROWS,))) for _ in range(STEPS)]
+    assert trained(model, through(network), given=given) == trained(plain, plain, given=given)
+    run, own = [], nn.Linear.forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda layer, x: run.append(layer) or own(layer, x))
+    through(network)(given[0][0])
+    assert run == [model.fc]
+
+
 def test_frozen_work_outside_modules_that_is_done_again_is_told():
     class Functions(Stages):
         def taken(self, x):

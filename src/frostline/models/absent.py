@@ -13,7 +13,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from frostline.core.errors import ModelError
 from frostline.models.modules import is_in_place, name_of_function
 
-__all__ = ("INPUTS", "MADE_LIKE", "Absent", "Run", "Unsteady", "find_absent", "no_values_for")
+__all__ = ("INPUTS", "MADE_LIKE", "Absent", "NoValues", "Run", "Unsteady", "find_absent", "no_values_for")
+
+
+class NoValues(ModelError):
+    """The network asks for something of a tensor that is not there."""
 
 
 class Unsteady(Exception):
@@ -53,7 +57,10 @@ class Absent(torch.Tensor):
 
 def no_values_for(name: str) -> str:
     """That an operation, by this name, wants values that are not there."""
-    return f"the network asks for values ({name}) that were skipped: they are not delivered"
+    return (
+        f"the network asks for values ({name}) that were skipped: they are not delivered, unless its forward uses or "
+        "returns them when the job is made"
+    )
 
 
 _HIDDEN = (
@@ -174,7 +181,7 @@ class Run:
         if name in _WHERE:
             return func(*_replaced(args, self._there), **kwargs)
         if self._last is not None and self.count > self._last:
-            raise ModelError(no_values_for(name))
+            raise NoValues(no_values_for(name))
         place, self.count = self.count, self.count + 1
         if name in MADE_LIKE:
             return func(*_replaced(args, self._there_shaped), **_replaced(kwargs, self._there_shaped))
@@ -183,7 +190,7 @@ class Run:
         owners = {id(absent.known): absent for absent in taken}
         leaves, structure = tree_flatten(output)
         if not any(isinstance(leaf, torch.Tensor) for leaf in leaves) and output is not None:
-            raise ModelError(no_values_for(name))
+            raise NoValues(no_values_for(name))
         wrapped = [self._wrapped(place, number, name, leaf, owners) for number, leaf in enumerate(leaves)]
         return tree_unflatten(wrapped, structure)
 
@@ -191,7 +198,7 @@ class Run:
         out = kwargs.get("out")
         target = args[0] if out is None and args else out
         if (name in _WRITING or out is not None or is_in_place(name)) and not isinstance(target, Absent):
-            raise ModelError(f"the network writes values ({name}) that were skipped into a tensor of its own")
+            raise NoValues(f"the network writes values ({name}) that were skipped into a tensor of its own")
         if (
             self._learns
             and not torch.is_grad_enabled()
@@ -205,7 +212,7 @@ class Run:
         try:
             return func(*_replaced(args, _shape_of), **_replaced(kwargs, _shape_of))
         except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            raise ModelError(f"{no_values_for(name)} ({str(error).partition(chr(10))[0]})") from error
+            raise NoValues(f"{no_values_for(name)} ({str(error).partition(chr(10))[0]})") from error
 
     def _wrapped(self, place: int, number: int, name: str, leaf: Any, owners: Mapping[int, Absent]) -> Any:
         if not isinstance(leaf, torch.Tensor):

@@ -68,7 +68,7 @@ class Reads(Protocol):
     def changed_read_(self) -> str | None:
         """One of these that changes what lies before the frost line by its value now, in words."""
 
-    def makes_the_same_(self, *, is_moved: bool = False) -> bool:
+    def makes_the_same_(self, *, is_moved: bool = False, training: Sequence[str] = ()) -> bool:
         """Whether the network makes the same features at the frost line, but for other kernels where it was moved."""
 
 
@@ -186,11 +186,16 @@ class _Module:
             minds_mode=not module.training and (minds_its_mode(module) or _asks_for_its_mode(module)),
         )
 
+    @property
+    def in_train_mode(self) -> str:
+        """That it is in train mode now, and what to do."""
+        return f"{type(self.module).__name__} {self.path!r} is frozen and was put into train mode: {_EVAL}"
+
     def change(self, *, minds_modes: bool) -> str | None:
         """What is another than it was, and what to do; None where nothing is."""
         name = f"module {self.path!r}"
         if minds_modes and self.minds_mode and self.module.training:
-            return f"{type(self.module).__name__} {self.path!r} is frozen and was put into train mode: {_EVAL}"
+            return self.in_train_mode
         if _hooks(self.module) != self.hooks:
             return f"{name} is frozen, and its forward or a hook of it was changed since the job was made: {_REMEDY}"
         now = _settings(self.module)
@@ -256,6 +261,9 @@ class FrozenWatch:
         self._every = -(-sum(tensor.nbytes for *_, tensor in tensors) // _READ_BYTES) or 1
         self._seen = [self._see(*found) for found in tensors]
         self._minding = [module for module in self._modules if minds_modes and module.minds_mode]
+        kept = [module for module in self._modules if minds_modes and not (module.minds_mode or module.module.training)]
+        self._in_eval = [(module.path, module.module) for module in kept]
+        self._harmless: set[tuple[str, ...]] = {()}  # paths of those whose mode was found to change nothing
         self._small = cycle([seen for seen in self._seen if _is_small(seen.tensor)])
         self._next_read, self._read_at = cycle(self._seen), -math.inf
         own = {id(seen.tensor) for seen in self._seen}
@@ -272,7 +280,7 @@ class FrozenWatch:
         self.release: Callable[[], None] = (lambda: None) if guard is None else guard()
         self._given = head.known_by_ if isinstance(head, SkippingHead) else None
         if isinstance(head, Head):
-            head.look_before_runs_(self._glance)
+            head.look_before_runs_(self._look_before_run)
 
     def retire(self) -> None:
         """Have the steps of passes that are under way end, since the frozen part is made anew."""
@@ -291,14 +299,37 @@ class FrozenWatch:
         if self._is_retired:
             raise NetworkChanged("job.refreeze() was called in the middle of a pass: begin another pass behind it")
         self._look_at_reads()
-        for module in self._minding:
-            if module.module.training:
-                _refuse(module.change(minds_modes=True))
+        self._look_at_modes()
         if (seen := next(self._small, None)) is not None:
             self._look_at_values(seen)
         if self._glance():
             self._try(self._next)
             self._next = "step"
+
+    def _look_at_modes(self) -> None:
+        """Look at the modes of all; where one may be minded, as by ``dropout(x, p, self.training)``, that is tried."""
+        for module in self._minding:
+            if module.module.training:
+                _refuse(module.change(minds_modes=True))
+        paths = tuple(path for path, module in self._in_eval if module.training)
+        if paths in self._harmless or not self._may_run():
+            return
+        if not self._is_same_in_train_mode(paths):
+            fewest, most = 0, len(paths)  # so many are not enough, and so many are
+            while most - fewest > 1:
+                middle = (fewest + most) // 2
+                fewest, most = (middle, most) if self._is_same_in_train_mode(paths[:middle]) else (fewest, middle)
+            module = next(module for module in self._modules if module.path == paths[most - 1])
+            _refuse(module.in_train_mode)
+        self._harmless.add(paths)
+
+    def _is_same_in_train_mode(self, paths: Sequence[str]) -> bool:
+        return not isinstance(self._head, Reads) or self._head.makes_the_same_(training=paths)
+
+    def _look_before_run(self) -> None:
+        """Look at what costs next to nothing as the head runs, to which workers may bring the batches."""
+        self._look_at_modes()
+        self._glance()
 
     def _glance(self) -> bool:
         """Whether no tensor of the frozen part has even been written to; it costs next to nothing.
@@ -339,6 +370,7 @@ class FrozenWatch:
         """
         self._look_at_tree()
         self._look_at_frozen()
+        self._look_at_modes()
         for path, parameter in self._others:
             if parameter.requires_grad:
                 raise NetworkChanged(f"parameter {path!r} is trained now: {_REMEDY}")
@@ -370,8 +402,8 @@ class FrozenWatch:
 
         So whatever its code reads is noticed: a global variable, a configuration, an object of another kind.
         """
-        if not isinstance(self._head, Reads) or self._thread != (os.getpid(), threading.get_ident()):
-            return  # another thread may be running it; a forked process cannot
+        if not isinstance(self._head, Reads) or not self._may_run():
+            return
         started = time.perf_counter()
         # A step comes soon after the beginning of its pass; the ends of passes are each looked at by themselves.
         before = max(self._tried_at.values()) if when == "step" else self._tried_at[when]
@@ -388,6 +420,10 @@ class FrozenWatch:
                 "the frozen layers give something else than when the job was made, by what their code reads of Python, "
                 f"such as a global variable, a configuration or an object: {_REMEDY}"
             )
+
+    def _may_run(self) -> bool:
+        """Whether the network may be run here: another thread may be running it, and a forked process cannot."""
+        return self._thread == (os.getpid(), threading.get_ident())
 
     def _see(self, kind: str, path: str, table: Mapping[str, Any], name: str, tensor: torch.Tensor) -> _Seen:
         return _Seen(

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from frostline.engines.measure import version_of
 from frostline.models.absent import Unsteady
 from frostline.models.artifact import Prefix
 from frostline.models.cuts import DTYPE_BYTES, input_cuts
-from frostline.models.freezing import require_shapes, used_parameters
+from frostline.models.freezing import require_shapes, trained_paths, used_parameters
 from frostline.models.frozen import (
     NOBODY_FROZE,
     FrozenPart,
@@ -40,10 +40,12 @@ from frostline.models.modules import (
     input_specs,
     modes,
     record,
+    tensor_paths,
     unwrap,
     zeros,
 )
 from frostline.models.outside import kept_weights
+from frostline.models.skipping import silent_threads
 from frostline.models.tracing import (
     UNFIT,
     Trace,
@@ -108,7 +110,7 @@ def _cut_at_a_boundary(
     whole, batch = _recorded(model, inputs)
     if len(inputs) != 1:
         return "a network of several inputs is not cut between its modules"
-    chain, _ = _chained(whole.inner, batch[0], version_of(batch[0]), flags)
+    chain, _ = _chained(whole.inner, batch[0], version_of(batch[0]), flags, trained_paths(model))
     for length in range(len(chain), 0, -1):
         found = _cut_behind(model, chain[:length], inputs, flags)
         if found is not None:
@@ -171,20 +173,24 @@ def _recorded(model: nn.Module, inputs: Sequence[TensorSpec]) -> tuple[ModuleCal
 
 
 def _chained(
-    calls: Sequence[ModuleCall], value: torch.Tensor, version: int, flags: Mapping[str, bool]
+    calls: Sequence[ModuleCall],
+    value: torch.Tensor,
+    version: int,
+    flags: Mapping[str, bool],
+    trained: Collection[str],
 ) -> tuple[list[ChainedModule], torch.Tensor]:
     """The links that follow upon a value, and the value that the last of them gave."""
     chain: list[ChainedModule] = []
     for call in calls:
         if call.given is None or not call.takes(value, version):
             # What takes or gives more than one tensor may begin with modules that do not.
-            inner, value = _chained(call.inner, value, version, flags)
+            inner, value = _chained(call.inner, value, version, flags, trained)
             return [*chain, *inner], value
         spec = _spec(call.given)
-        if spec is not None and _is_fixed(call, flags):
+        if spec is not None and _is_fixed(call, flags, trained):
             chain.append(ChainedModule(path=call.path, module=call.module, gives=spec))
         else:
-            inner, last = _chained(call.inner, value, version, flags)
+            inner, last = _chained(call.inner, value, version, flags, trained)
             chain.extend(inner)
             if not inner or last is not call.given:
                 break
@@ -192,10 +198,10 @@ def _chained(
     return chain, value
 
 
-def _is_fixed(call: ModuleCall, flags: Mapping[str, bool]) -> bool:
+def _is_fixed(call: ModuleCall, flags: Mapping[str, bool], trained: Collection[str]) -> bool:
     """Whether the module can be traced, and nothing in it is trained or changes from run to run."""
     spec = None if call.taken is None else _spec(call.taken)
-    if spec is None or any(parameter.requires_grad for parameter in call.module.parameters()):
+    if spec is None or any(f"{call.path}.{path}".lstrip(".") in trained for path in tensor_paths(call.module)):
         return False
     own = {path: flags[f"{call.path}.{path}".rstrip(".")] for path, _ in call.module.named_modules()}
     try:
@@ -285,7 +291,7 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
     specs, model = input_specs(inputs), unwrap(model)
     require_shapes(model)
     _refuse_without_values(model)
-    with _ONE_AT_A_TIME, kept_draws(), kept_weights(model):
+    with _ONE_AT_A_TIME, kept_draws(), kept_weights(model), silent_threads():
         flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
         found = _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
     if frozen_in_eval:  # those too that run at the trainer, as behind a trained layer

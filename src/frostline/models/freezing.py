@@ -12,6 +12,7 @@ from frostline.core.config import describe_value
 from frostline.core.errors import ModelError, SettingError, UnknownLayer
 from frostline.core.hints import add_hints, suggest_names
 from frostline.models.modules import AnyInputs, all_in_eval, input_specs, modes, resolved_path, unwrap, zeros
+from frostline.models.outside import has_values
 from frostline.models.tracing import autograd_leaves, cast_inputs
 
 __all__ = (
@@ -23,6 +24,7 @@ __all__ = (
     "requested_line",
     "require_network",
     "require_shapes",
+    "trained_paths",
     "unfreeze",
     "used_parameters",
 )
@@ -383,3 +385,39 @@ def _flatten(values: Sequence[Any]) -> Iterator[Any]:
             yield from _flatten(value)
         else:
             yield value
+
+
+def trained_paths(model: nn.Module) -> dict[str, str]:
+    """Paths of the tensors that training changes, each with the path of the parameter that is trained.
+
+    Those are trained parameters, and other parameters and buffers in whose memory they lie: what is made by
+    ``nn.Parameter(layer.weight.data, requires_grad=False)`` changes with each step that the layer takes.
+
+    Args:
+        model: owner of them all.
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    trained = {path: path for path, parameter in parameters.items() if parameter.requires_grad}
+    spans = []
+    for path, tensor in (*parameters.items(), *model.named_buffers(remove_duplicate=False)):
+        if has_values(tensor) and tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.data_ptr()
+            spans.append((str(tensor.device), start, start + (last + 1) * tensor.itemsize, path))
+    together: list[list[tuple[str, int, int, str]]] = []
+    reached = ("", 0)
+    for span in sorted(spans):
+        if span[:2] >= reached:
+            together.append([])
+            reached = ("", 0)
+        together[-1].append(span)
+        reached = max(reached, (span[0], span[2]))
+    shared = {
+        path: other
+        for some in together
+        for _, begins, ends, other in some
+        if other in trained
+        for _, start, end, path in some
+        if path not in trained and start < ends and begins < end
+    }
+    return trained | shared

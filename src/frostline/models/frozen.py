@@ -28,7 +28,7 @@ from frostline.models.cuts import (
     split_encoder_outputs,
     transposed_values,
 )
-from frostline.models.freezing import before_the_line, frozen_modules, requested_line, used_parameters
+from frostline.models.freezing import before_the_line, frozen_modules, requested_line, trained_paths, used_parameters
 from frostline.models.graph import (
     Flow,
     before,
@@ -432,7 +432,6 @@ class FrozenRest:
 def frozen_rest(model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]) -> FrozenRest | None:
     """The frozen layers behind the frost line; None where there are none."""
     graph = part.traced.graph
-    named = dict(model.named_parameters(remove_duplicate=False))
     work = _work(model, part, inputs)
     if not work.layers:
         return None
@@ -440,7 +439,7 @@ def frozen_rest(model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]
         where = part.frost_line.name
         why = f"no place behind {where} is crossed by few enough tensors; freeze up to a layer that gives one"
     else:
-        why = _why_behind(graph, work.reach, named)
+        why = _why_behind(graph, work.reach, trained_paths(model))
     is_lost = work.missed >= _MISSED or work.share >= _IN_VAIN
     return FrozenRest(layers=len(work.layers), share=work.share, why=why, is_lost=is_lost)
 
@@ -465,7 +464,8 @@ class _Work:
 def _work(model: nn.Module, part: FrozenPart, inputs: Sequence[TensorSpec]) -> _Work:
     graph, line = part.traced.graph, part.frost_line.after
     named = dict(model.named_parameters(remove_duplicate=False))
-    trained = {name for name, path in graph.leaves if path in named and named[path].requires_grad}
+    of_trained = trained_paths(model)
+    trained = {name for name, path in graph.leaves if path in of_trained}
     reach, data = frozen_reach(graph, sources_of_change(graph, trained)), Flow(graph).data
     layers = _layers_used(graph, {path for path, parameter in named.items() if not parameter.requires_grad})
     could_go = [place for place in range(line + 1, reach + 1) if graph.nodes[place].name in data]
@@ -503,15 +503,15 @@ def _layers_used(graph: Graph, frozen: Collection[str]) -> list[frozenset[str]]:
     return found
 
 
-def _why_behind(graph: Graph, reach: int, named: Mapping[str, nn.Parameter]) -> str:
+def _why_behind(graph: Graph, reach: int, of_trained: Mapping[str, str]) -> str:
     if reach + 1 >= len(graph.nodes):
         return "nothing behind them is trained"
     first, paths = graph.nodes[reach + 1], dict(graph.leaves)
     together = (node for node in graph.nodes[reach + 1 :] if node.module == first.module)
-    trained = (paths[name] for node in together for name in reads(node) if paths.get(name) in named)
-    path = next((path for path in trained if named[path].requires_grad), None)
+    trained = (paths[name] for node in together for name in reads(node) if paths.get(name) in of_trained)
+    path = next(trained, None)
     if path is not None:
-        return f"parameter {path!r} before them is trained"
+        return f"parameter {of_trained[path]!r} before them is trained{_alias(path, of_trained)}"
     return f"{first.module or 'the network'} before them changes from run to run"
 
 
@@ -529,7 +529,7 @@ def order_graph(
         mixing: operations that mix the samples of a batch, which count as nodes that change.
     """
     graph = prune(graph)
-    trained = {path for path, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    trained = trained_paths(model)
     trainable = {name for name, path in graph.leaves if path in trained}
     changing = sources_of_change(graph, trainable) | {mixed.node for mixed in mixing}
     graph = frozen_first(graph, changing)
@@ -705,7 +705,10 @@ def _trained_first(model: nn.Module, path: str) -> tuple[str, str]:
 
     It is named by the other paths too at which the network holds it, as where layers are tied.
     """
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters, of_trained = dict(model.named_parameters(remove_duplicate=False)), trained_paths(model)
+    if path != of_trained[path]:
+        cause = f"parameter {of_trained[path]!r} is trained{_alias(path, of_trained)}"
+        return cause, "give that a copy of its own, as by .clone(), or freeze both"
     others = [repr(name) for name, tensor in parameters.items() if tensor is parameters[path] and name != path]
     if others:
         cause = f"parameter {path!r} (the same as {' and '.join(others)}) is trained"
@@ -716,19 +719,26 @@ def _trained_first(model: nn.Module, path: str) -> tuple[str, str]:
     return f"parameter {path!r} is trained, though {many} frozen", mend
 
 
+def _alias(path: str, of_trained: Mapping[str, str]) -> str:
+    return "" if path == of_trained[path] else f", and {path!r} lies in its memory"
+
+
 def _why_moved(model: nn.Module, graph: Graph, line: Cut, changing: Collection[str]) -> str:
     """Why the frost line lies before the last node of the layer that was asked for; empty where it does not."""
     end = _asked_end(model, graph)
     if line.after >= end or end == len(graph.nodes):
         return ""
     first = next((node for node in graph.nodes[: end + 1] if node.name in changing), None)
-    trained = {path for path, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    trained = trained_paths(model)
     paths = dict(graph.leaves)
     names = [] if first is None else [paths[name] for name in reads(first) if paths.get(name) in trained]
     if first is None:
         why = "there is no later place that only a few tensors cross, sample by sample; freeze up to another"
     elif names:
-        why = f"parameter {names[0]!r} is trained; call requires_grad_(False) of it, or freeze up to before it"
+        why = (
+            f"parameter {trained[names[0]]!r} is trained{_alias(names[0], trained)}; call requires_grad_(False) of it, "
+        )
+        why += "or freeze up to before it"
     else:
         where = first.module or "the network"
         why = f"{where} changes from run to run, as in train mode; put it into eval mode, or pass frozen_in_eval=True"

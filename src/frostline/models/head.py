@@ -3,7 +3,7 @@
 import copy
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -492,16 +492,18 @@ class SkippingHead(Head):
         self._harmless_[key] = (*harmless, now)
         return False
 
-    def makes_the_same_(self, *, is_moved: bool = False, is_cast: bool = False) -> bool:
+    def makes_the_same_(self, *, is_moved: bool = False, is_cast: bool = False, training: Collection[str] = ()) -> bool:
         """Whether the network still makes what the frozen part makes, in the modes in which it is trained.
 
         Args:
             is_moved: allow for other kernels, since its tensors are elsewhere or lie otherwise than when it was cut.
             is_cast: leave the caller's autocast on.
+            training: paths of modules that are in train mode all the same.
         """
         model = self._model_[0]
         batch = _batch_of_a_plan(model, self._inputs_)
         flags = {path: self._flags_.get(path, module.training) for path, module in model.named_modules()}
+        flags.update(dict.fromkeys(training, True))
         try:
             with kept_draws(), to_the_line(model, flags, is_cast=is_cast):
                 meant = [tensor.to(device_of(model)) for tensor in self._meant_]
@@ -576,12 +578,16 @@ def skipping_head(
     if len(plan.taken) == len(features):
         return head
     inside = enclosed_modules(part.traced.graph, part.frost_line.after)
-    with suppress(Unsteady, *UNFIT):  # of what crosses, some is made again from the first of it
-        further = whole_plan(model, inputs, batch, features, flags, inside)
-        if further is not None and len(further.taken) > len(plan.taken):
-            other = SkippingHead(model, part, inputs, further, flags, rest, features)
-            if equals_whole(model, part, other, inputs, flags):
-                return other
+    # An encoder that is skipped whole gives no layer's output to who asks for them all, so its layers are tried too.
+    for depth in sorted({path.count(".") for path in inside}):
+        some = frozenset(path for path in inside if path.count(".") >= depth)
+        with suppress(Unsteady, *UNFIT):  # of what crosses, some is made again from the first of it
+            further = whole_plan(model, inputs, batch, features, flags, some)
+            if further is not None and len(further.taken) > len(head.taken_tensors_):
+                other = SkippingHead(model, part, inputs, further, flags, rest, features)
+                head = other if equals_whole(model, part, other, inputs, flags) else head
+        if len(head.taken_tensors_) == len(features):
+            break
     return head
 
 

@@ -554,7 +554,7 @@ def record(model: nn.Module, inputs: Sequence[torch.Tensor]) -> ModuleCall:
             call.given, call.given_version = output, version_of(output)
         (open_calls[-1].inner if open_calls else finished).append(call)
 
-    with _hooked(model, begins, ends), torch.no_grad():
+    with _hooked(model, begins, ends), torch.enable_grad():  # as in training, where code may compute gradients
         model(*inputs)
     return finished[-1]
 

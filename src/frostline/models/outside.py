@@ -39,6 +39,7 @@ __all__ = (
     "PLAIN",
     "KeptState",
     "effects_of",
+    "has_values",
     "is_other",
     "is_same_plain",
     "kept_buffers",
@@ -277,7 +278,7 @@ class KeptState(_Walk):
 
     def _tensor(self, value: torch.Tensor) -> None:
         with torch._C.DisableTorchFunction():  # noqa: SLF001 (nobody who watches what code reads shall see this)
-            if _has_values(value) and value.layout == torch.strided:
+            if has_values(value) and value.layout == torch.strided:
                 self._undo.append(partial(_restore_data, value, value.data))
             if value.is_leaf and value.requires_grad:
                 self._undo.append(partial(_restore_grad, value, value.grad))
@@ -428,7 +429,7 @@ def _state_at(place: Callable[[], Any]) -> int:
     """By what it is seen that a tensor or an array was written to: small ones by their values."""
     value = place()
     if isinstance(value, torch.Tensor):
-        is_small = _has_values(value) and value.device.type == "cpu" and value.nbytes <= _SMALL_BYTES
+        is_small = has_values(value) and value.device.type == "cpu" and value.nbytes <= _SMALL_BYTES
         if not is_small or value.is_quantized or value.layout != torch.strided:
             return version_of(value)
         value = memory_of(value)
@@ -710,19 +711,20 @@ def _written(places: Sequence[tuple[int, str]], args: Sequence[Any], kwargs: Map
     for place, name in places:
         value = args[place] if place < len(args) else kwargs.get(name)
         found.extend(value if isinstance(value, tuple | list) else [value])
-    return [value for value in found if _has_values(value)]
+    return [value for value in found if has_values(value)]
 
 
 _WITH_VALUES = (torch.Tensor, nn.Parameter, nn.Buffer)
 
 
-def _has_values(value: Any) -> bool:
+def has_values(value: Any) -> bool:
+    """Whether it is a tensor of PyTorch's own kinds, whose numbers lie in memory by its strides."""
     return type(value) in _WITH_VALUES and value.layout == torch.strided and not (value.is_meta or value.is_quantized)
 
 
 def _is_trained(weight: nn.Parameter) -> bool:
-    return weight.requires_grad and _has_values(weight)
+    return weight.requires_grad and has_values(weight)
 
 
 def _storage_of(value: Any) -> int:
-    return value.untyped_storage()._cdata if _has_values(value) else 0  # noqa: SLF001
+    return value.untyped_storage()._cdata if has_values(value) else 0  # noqa: SLF001

@@ -6,6 +6,7 @@ activations in their places.
 """
 
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from frostline.core import Graph, GraphNode, TensorSpec
 from frostline.core.errors import ModelError
 from frostline.engines.machine import compute_slot
 from frostline.engines.measure import version_of
-from frostline.models.absent import MADE_LIKE, Absent, Run, Unsteady, no_values_for
+from frostline.models.absent import MADE_LIKE, Absent, NoValues, Run, Unsteady, no_values_for
 from frostline.models.modules import (
     CallRecorder,
     CountedCall,
@@ -42,6 +43,7 @@ __all__ = (
     "makes_same_features",
     "plan_of",
     "run_behind",
+    "silent_threads",
     "to_the_line",
     "whole_plan",
     "written_activations",
@@ -177,6 +179,22 @@ def _given(
 
 class _Reached(BaseException):
     """The last activation has come in; no error, so that no network's own code takes it for one."""
+
+
+@contextmanager
+def silent_threads() -> Iterator[None]:
+    """Have nothing printed of what ends threads of the network's own code in a trial: what it shows is said once."""
+    own = threading.excepthook
+
+    def tell(ended: threading.ExceptHookArgs) -> None:
+        if not isinstance(ended.exc_value, NoValues | Unsteady | _Reached):
+            own(ended)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = own
 
 
 @contextmanager
