@@ -23,6 +23,7 @@ from frostline.core.errors import (
     StoreThrottled,
     StoreUnavailable,
     Unavailable,
+    UnknownPrefix,
 )
 from frostline.profiles import Profile
 from frostline.transport import Cancellation, Layout, NodeUse, Transport, TransportStatistics
@@ -122,6 +123,12 @@ class BalancedTransport:
         """Members that are asked nothing for now, by name, and why."""
         with self._lock:
             return {self._names[number]: reason for number, reason in self._turns.out.items()}
+
+    @property
+    def failing(self) -> dict[str, int]:
+        """Members that did not answer of late and are not left out yet, by name, and how often in a row."""
+        with self._lock:
+            return {self._names[number]: failures for number, failures in self._turns.failing.items()}
 
     def uses(self) -> tuple[NodeUse, ...]:
         """What was asked of each node so far, and what came of it."""
@@ -339,6 +346,8 @@ class BalancedTransport:
 
     def note_failure(self, number: int, error: FrostlineError) -> None:
         """That node, or its store, did not answer; or it refused what another one gave, and is left out for a while."""
+        if isinstance(error, UnknownPrefix):
+            return  # it is still being sent, or was evicted: nothing is wrong with the node
         away_s = error.retry_after_s if isinstance(error, Overloaded) else _AWAY_S
         if isinstance(error, StoreThrottled):
             away_s = 0.0  # the store wants fewer requests, whoever makes them: its blocks stay with the node

@@ -202,6 +202,7 @@ class Membership:
         self._joining: dict[str, Future[None]] = {}
         self._tried_at: dict[str, float] = {}
         self._stuck: dict[str, int] = {}
+        self._failed: dict[str, int] = {}
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -260,11 +261,14 @@ class Membership:
                 self._watch.left(node, "it is listed no more")
 
     def tend(self) -> None:
-        """Lose members that fall silent, ask those again that are lost, and tell who is lost and who is back."""
-        silent = self._transport.silent_nodes(_SILENT_S)
+        """Lose members that fall silent or are gone, ask the lost again, and tell who is lost and who is back."""
+        silent, failing = self._transport.silent_nodes(_SILENT_S), self._transport.failing
         self._stuck = {node: looks for node, looks in self._stuck.items() if node in silent}
-        if silent:
-            self._probe_silent(silent)
+        # A node that is gone is named at once, however few requests were left for it.
+        failed = [node for node, failures in failing.items() if self._failed.get(node) != failures]
+        self._failed = failing
+        if silent or failed:
+            self._probe_doubtful(silent, failed)
         now = time.monotonic()
         self._join([node for node in self._transport.to_join if now - self._tried_at.get(node, 0.0) >= _LOST_EVERY_S])
         self._tell()
@@ -282,18 +286,19 @@ class Membership:
         self.end_probes()
         self._pool.shutdown(cancel_futures=True)
 
-    def _probe_silent(self, silent: Sequence[str]) -> None:
-        """Ask nodes that let somebody wait whether they are there, and some others to compare."""
-        away = {*silent, *self._transport.out}
+    def _probe_doubtful(self, silent: Sequence[str], failed: Sequence[str]) -> None:
+        """Ask nodes that let somebody wait, or failed, whether they are there, and some others to compare."""
+        away = {*silent, *failed, *self._transport.out}
         others = [node for node in self._transport.members if node not in away][:_WITNESSES]
-        asked = [*silent, *others]
+        doubtful = tuple(dict.fromkeys((*silent, *failed)))
+        asked = [*doubtful, *others]
         answers = dict(zip(asked, self._pool.map(self._prober.trouble, asked), strict=True))
         if all(answers.values()):
             return
-        for node in silent:
+        for node in doubtful:
             if (error := answers[node]) is not None:
                 self._transport.lose(node, error)
-            elif others:
+            elif others and node in silent:
                 self._doubt(node)
 
     def _doubt(self, node: str) -> None:
