@@ -62,8 +62,8 @@ _FRAMING = re.compile(rb"\A(?:[A-Z]{3,7} /|HTTP/1).*?\r\n\r\n|(?:\A|\r\n)[0-9a-f
 class FaultyWay:
     """A way to a node that passes on what it is sent until it is told otherwise. A context manager.
 
-    ``mode`` is ``well``, ``hang``, ``slow``, ``killed`` or ``flip``, one of ``HALF_HANGS``, ``ONE_WAY`` or ``BREAKS``, or
-    a key of ``REFUSALS`` or ``ERRORS``.
+    ``mode`` is ``well``, ``hang``, ``slow``, ``killed`` or ``flip``, one of ``HALF_HANGS``, ``ONE_WAY`` or ``BREAKS``,
+    or a key of ``REFUSALS`` or ``ERRORS``.
     """
 
     def __init__(self, url, draw):
