@@ -169,7 +169,10 @@ class FolderStore:
             OutOfSpace: the disk is full.
         """
         with _translated(str(self._path)):
-            self._make(self._path)
+            try:
+                self._make(self._path)
+            except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+                raise AccessDenied(f"no folder can be made at {self._path}: {error.strerror}") from error
 
     @contextmanager
     def lock_for_writing(self, *folders: str) -> Iterator[None]:
