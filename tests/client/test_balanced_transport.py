@@ -189,6 +189,24 @@ def test_what_all_nodes_refuse_is_refused_with_their_names(refusal):
     assert spread.out == {}, "the request was at fault, or the data"
 
 
+@pytest.mark.parametrize("engine", [REFERENCE, "openvino"])
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (BadRequest("nor I"), "all 2 nodes refuse: a refuses: not here; b refuses: nor I"),
+        (GONE, "a refuses: not here; b cannot be reached: gone"),
+    ],
+)
+def test_what_all_nodes_refuse_before_the_first_sample_says_so_by_their_names(engine, other, said):
+    def node(error):
+        return SimpleNamespace(profile=lambda *_: (_ for _ in ()).throw(error))
+
+    spread = BalancedTransport([node(Forbidden("not here")), node(other)], clock=lambda: 0.0, names="ab")
+    with pytest.raises(Forbidden) as caught:
+        spread.profile(SimpleNamespace(features=asked_for(1, engine=engine), codecs=()))
+    assert sorted(str(caught.value).split("; ")) == sorted(said.split("; "))
+
+
 def test_a_refusal_half_way_is_asked_of_another_node_with_the_name_of_the_first():
     odd, other = Scripted([rows(1), AccessDenied("no")]), Scripted([rows(2)])
     spread = BalancedTransport([odd, other], clock=lambda: 0.0, names="ab")

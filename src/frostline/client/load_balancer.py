@@ -90,12 +90,6 @@ class LoadBalancer:
     def _member_states(self) -> list[tuple[int, _NodeState]]:
         return [(node, self._states[node]) for node in self.members]
 
-    @property
-    def failing(self) -> dict[int, int]:
-        """Members that did not answer of late and are not left out yet, and how often in a row."""
-        out = self.out
-        return {node: state.failures for node, state in self._member_states if state.failures and node not in out}
-
     def uses(self) -> list[tuple[int, _NodeState]]:
         """What was asked of each that is or was asked."""
         return [(node, state) for node, state in enumerate(self._states) if state.is_member or state.begun]

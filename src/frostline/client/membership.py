@@ -202,7 +202,6 @@ class Membership:
         self._joining: dict[str, Future[None]] = {}
         self._tried_at: dict[str, float] = {}
         self._stuck: dict[str, int] = {}
-        self._failed: dict[str, int] = {}
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -262,16 +261,22 @@ class Membership:
 
     def tend(self) -> None:
         """Lose members that fall silent or are gone, ask the lost again, and tell who is lost and who is back."""
-        silent, failing = self._transport.silent_nodes(_SILENT_S), self._transport.failing
+        silent = self._transport.silent_nodes(_SILENT_S)
         self._stuck = {node: looks for node, looks in self._stuck.items() if node in silent}
         # A node that is gone is named at once, however few requests were left for it.
-        failed = [node for node, failures in failing.items() if self._failed.get(node) != failures]
-        self._failed = failing
+        failed = self._newly_failed()
         if silent or failed:
             self._probe_doubtful(silent, failed)
         now = time.monotonic()
         self._join([node for node in self._transport.to_join if now - self._tried_at.get(node, 0.0) >= _LOST_EVERY_S])
         self._tell()
+
+    def _newly_failed(self) -> list[str]:
+        """Members that did not answer since they were looked at last, and are not left out yet."""
+        found = set[str]()
+        while self._transport.failed:
+            found.add(self._transport.failed.pop())
+        return sorted(found.intersection(self._transport.members).difference(self._transport.out))
 
     def settle(self) -> None:
         """Wait until those that are about to join have, or cannot."""

@@ -502,8 +502,9 @@ def _left_out_of(listed: ListedSamples, format: Format, entries: Entries, store:
         return ()
     if isinstance(format, CqlTables):  # a table's rows are its own, and those without data are no samples
         return ()
-    has_folders = isinstance(format, ClassFolderFormat) and isinstance(store, HasFolders)
-    folders = folders_left_out(store.empty_folders()) if has_folders else ()
+    folders: tuple[LeftOut, ...] = ()
+    if isinstance(format, ClassFolderFormat) and isinstance(store, HasFolders):
+        folders = folders_left_out(store.empty_folders())
     if isinstance(format, ClassFolderFormat) and len(entries) == len(table) + len(used):
         return folders  # which spares millions of names from being compared
     columns = [pc.unique(table[name]) for name, _ in _COLUMNS if name in table.schema.names]
