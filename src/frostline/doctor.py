@@ -567,6 +567,7 @@ def examine(subject: ExaminedSetup, on_event: Observer) -> Iterator[Finding]:
 
 def _nodes(addresses: Sequence[str], settings: LoaderSettings, data: str | None, good: list[str]) -> Iterator[Finding]:
     """What is found at nodes; those with which a job can run are put into ``good``."""
+    settings = replace(settings, deadline_s=_NODE_DEADLINE_S)
     found: dict[str, list[Finding]] = {}
     for address in addresses:
         try:

@@ -18,7 +18,7 @@ from frostline.cli.train import FREE, train
 from frostline.core.config import NodeSettings
 from frostline.core.files import write_errors
 from frostline.training.report.steps import RecordedSteps
-from frostline.training.run_config import write_tensors
+from frostline.training.run_config import own_folder, write_tensors
 from frostline.training.verify import compare_steps
 from support.commands import run, run_json, trained
 from support.images import image_folder
@@ -152,6 +152,22 @@ def test_unreadable_checkpoints_end_with_a_sentence_and_stay_as_they_are(capsys,
         assert code == 2
         assert "no checkpoint in" in " ".join(err.split())
         assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_a_second_training_in_the_folder_of_a_running_one_is_refused(capsys, folder, near, undisturbed, tmp_path):
+    out = tmp_path / "run"
+    begin = ("train", "--data", folder, *SMALL, *HOW, *near, "--out", out)
+    with own_folder(out):
+        code, _, err = run(capsys, *begin)
+        assert (code, f"another training runs in {out}" in " ".join(err.split())) == (2, True)
+        assert not list(out.iterdir())
+    run_until_killed(9, *begin)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with own_folder(out):
+        code, _, err = run(capsys, "train", "--resume", out, *AGAIN)
+        assert (code, f"another training runs in {out}" in " ".join(err.split())) == (2, True)
+        assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert run_json(capsys, "train", "--resume", out, *AGAIN)["losses"] == undisturbed[0]["losses"]
 
 
 def test_a_changed_setting_is_refused_by_its_name_and_another_node_is_not(capsys, folder, near, tmp_path):

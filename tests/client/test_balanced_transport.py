@@ -189,6 +189,24 @@ def test_what_all_nodes_refuse_is_refused_with_their_names(refusal):
     assert spread.out == {}, "the request was at fault, or the data"
 
 
+@pytest.mark.parametrize("engine", [REFERENCE, "openvino"])
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (BadRequest("nor I"), "all 2 nodes refuse: a refuses: not here; b refuses: nor I"),
+        (GONE, "a refuses: not here; b cannot be reached: gone"),
+    ],
+)
+def test_what_all_nodes_refuse_before_the_first_sample_says_so_by_their_names(engine, other, said):
+    def node(error):
+        return SimpleNamespace(profile=lambda *_: (_ for _ in ()).throw(error))
+
+    spread = BalancedTransport([node(Forbidden("not here")), node(other)], clock=lambda: 0.0, names="ab")
+    with pytest.raises(Forbidden) as caught:
+        spread.profile(SimpleNamespace(features=asked_for(1, engine=engine), codecs=()))
+    assert sorted(str(caught.value).split("; ")) == sorted(said.split("; "))
+
+
 def test_a_refusal_half_way_is_asked_of_another_node_with_the_name_of_the_first():
     odd, other = Scripted([rows(1), AccessDenied("no")]), Scripted([rows(2)])
     spread = BalancedTransport([odd, other], clock=lambda: 0.0, names="ab")
@@ -491,3 +509,40 @@ def test_a_node_that_refused_and_gives_rows_meanwhile_stays_one_that_can_be_aske
         assert turns.refusing_nodes(now) == refusing
         assert turns.reachable_nodes(now) == reachable
         assert bool(turns.out) == bool(refusing)
+
+
+@pytest.mark.parametrize("engine", [REFERENCE, "openvino"])
+def test_a_node_that_a_network_is_still_sent_to_is_not_left_out(engine):
+    lacking = ScriptedTransport()
+    lacking.profile = lambda *_: (_ for _ in ()).throw(UnknownPrefix("upload it and ask again"))
+    spread = BalancedTransport([lacking, ScriptedTransport(profile=profile((0.0, 1.0, 2.0)))], names="ab")
+    spread.profile(SimpleNamespace(features=asked_for(1, engine=engine), codecs=()))
+    assert spread.out == {}
+    assert spread.owners("s3://a", 1000).nodes == ("a", "b")
+
+
+def test_a_node_that_says_it_is_back_and_fails_again_is_said_once():
+    turns, now, out = LoadBalancer(2), 0.0, []
+
+    def fail(times):
+        for _ in range(times):
+            turns.begin_request(0, now)
+            turns.note_failure(0, now, away_s=0.0, reason="cut off")
+            turns.end_request(0, now)
+
+    fail(3)
+    assert turns.lost == [0]
+    turns.join(0)
+    for now, away_s in ((1.0, 4.0), (5.0, 8.0), (13.0, 16.0), (29.0, 32.0), (61.0, 60.0), (121.0, 60.0)):
+        fail(3)
+        out.append(turns.out)
+        assert turns.lost == [], "nobody asks it whether it is there"
+        assert turns.reachable_nodes(now + away_s - 0.1) == [1]
+        assert 0 in turns.reachable_nodes(now + away_s)
+    assert out == [{0: "cut off"}] * 6
+    now = 181.0
+    turns.begin_request(0, now)
+    turns.end_request(0, now, rows=8)
+    assert turns.out == {}
+    fail(3)
+    assert turns.lost == [0], "what it gave makes it a node as any other"

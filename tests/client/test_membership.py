@@ -281,6 +281,27 @@ def test_a_node_owns_nothing_after_long_failure_and_all_after_a_single_one(tmp_p
     assert fleet.told == [("lost", B, "gone"), ("back", B)]
 
 
+def test_a_node_that_is_gone_is_named_after_its_first_failure(tmp_path):
+    fleet = Fleet(tmp_path, A, B)
+    fleet.nodes[B].failure = NodeUnreachable("gone")
+    list(fleet.transport.features(ASKED, (B,)))
+    fleet.membership.tend()
+    assert fleet.told == [("lost", B, "gone")]
+    assert fleet.transport.owners("s3://a", 1000).nodes == (A,)
+
+
+def test_a_node_that_broke_a_single_connection_is_asked_once_and_stays(tmp_path):
+    fleet, probed = Fleet(tmp_path, A, B), []
+    health = fleet.nodes[B].health
+    fleet.nodes[B].health = lambda: (probed.append(B), health())[1]
+    fleet.transport.note_failure(1, NodeUnreachable("gone"))
+    for _ in range(4):
+        fleet.membership.tend()
+    assert probed == [B]
+    assert fleet.told == []
+    assert fleet.transport.owners("s3://a", 1000).nodes == (A, B)
+
+
 def test_a_request_goes_to_its_owner_then_to_the_second_and_then_to_others(tmp_path):
     fleet = Fleet(tmp_path, A, B, C)
     for name in (C, B):

@@ -27,6 +27,7 @@ from frostline.datasets import Dataset
 from frostline.datasets.formats.base import stable_ids
 from frostline.datasets.manifest import load_manifest
 from frostline.datasets.manifest_store import HISTORY_BYTES, KEPT, history_of, history_text, prune_history
+from frostline.stores.local import FolderStore
 from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry
 from support.images import image_folder
@@ -197,6 +198,25 @@ def test_the_manifest_of_a_read_only_store_is_kept_in_the_cache_folder(tmp_path)
     assert built.place.startswith(cache.as_uri())
     assert not (tmp_path / "data" / ".frostline").exists()
     assert built.samples.ids.tolist() == found.samples.ids.tolist()
+
+
+@pytest.mark.parametrize("place", ["file", "file/frostline", "/dev/null/x", "/proc/x", "refused"])
+def test_data_is_read_where_no_cache_folder_can_be_made(tmp_path, monkeypatch, caplog, place):
+    (tmp_path / "file").touch()
+    usual = load_manifest(open_store(str(fill(tmp_path / "data"))), cache=tmp_path / "usual")
+    if place == "refused":
+
+        def refuse(store):
+            raise AccessDenied(f"no access to {store.url}: Read-only file system")
+
+        monkeypatch.setattr(FolderStore, "create", refuse)
+    cache = tmp_path / place
+    for _ in range(2):
+        manifest = load_manifest(open_store(str(fill(tmp_path / "data"))), cache=cache)
+        assert (manifest.found, manifest.place) == (False, "")
+        assert manifest.samples.ids.tolist() == usual.samples.ids.tolist()
+    assert f"nothing more can be kept in {cache}" in caplog.text
+    assert not (tmp_path / "refused").exists()
 
 
 def test_ids_come_from_names_alone_and_never_change():

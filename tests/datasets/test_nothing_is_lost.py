@@ -114,6 +114,55 @@ def test_what_lies_beside_samples_is_named_unless_it_belongs_to_them(store):
     assert [what for what, *_ in said(Dataset(store.url, format="webdataset"))] == ["object"] * 2
 
 
+def test_an_empty_folder_of_a_class_on_a_disk_is_named_as_long_as_it_is_empty(tmp_path, caplog):
+    for name in ("cat/1.jpg", "dog/1.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(IMAGE)
+    for name in ("bee", "cat/deep", ".hidden", "@eaDir"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "bee")
+    data = Dataset(tmp_path)
+    assert (data.classes, len(data)) == (("cat", "dog"), 2)
+    assert said(data) == [("folder", "without any file, which is no class", 1, ("bee/",))]
+    assert "1 folder without any file, which is no class (bee/)" in caplog.text
+    (tmp_path / "link").unlink()
+    (tmp_path / "bee").rmdir()
+    (tmp_path / "ape").mkdir()  # the listing is the same, and so is its manifest
+    assert said(Dataset(tmp_path)) == [("folder", "without any file, which is no class", 1, ("ape/",))]
+    (tmp_path / "ape").rmdir()
+    assert said(Dataset(tmp_path)) == []
+
+
+@pytest.mark.parametrize("around", ["", "all/"])
+def test_an_empty_folder_of_a_class_in_one_of_splits_is_named(tmp_path, around):
+    for name in ("train/cat", "train/dog", "val/cat", "val/dog"):
+        (tmp_path / around / name).mkdir(parents=True)
+        if name != "val/dog":
+            (tmp_path / around / name / "1.jpg").write_bytes(IMAGE)
+    data = Dataset(tmp_path)
+    assert (data.classes, len(data)) == (("cat", "dog"), 3)
+    assert said(data) == [("folder", "without any file, which is no class", 1, (f"{around}val/dog/",))]
+
+
+@pytest.mark.parametrize(
+    ("fields", "kept", "twice"),
+    [
+        ({"o": {"x": 1}, "o.x": 2}, {"o.x": 2}, ("o.x",)),
+        ({"o.x": 2, "o": {"x": 1, "y": 3}}, {"o.x": 2, "o.y": 3}, ("o.x",)),
+        ({"a": {"b.c": 1}, "a.b": {"c": 2}}, {"a.b.c": 1}, ("a.b.c",)),
+        ({"o": {"x": 1}, "o.y": 2}, {"o.x": 1, "o.y": 2}, ()),
+        ({"o": {}, "o.x": 2}, {"o.x": 2}, ()),
+    ],
+)
+def test_fields_of_json_that_would_have_one_name_are_named_and_one_counts(store, fields, kept, twice):
+    store.write("a.tar", tar_of([("1.jpg", IMAGE), ("1.json", json.dumps(fields).encode())]))
+    data = Dataset(store.url)
+    table = data.manifest.columns.table
+    assert {name: table[name].to_pylist()[0] for name in table.column_names if "." in name} == kept
+    reason = "in an object, called as another field is, which counts"
+    assert said(data) == ([("column", reason, 1, twice)] if twice else [])
+
+
 def test_images_that_no_list_names_are_left_out_and_the_lists_are_not(store):
     put(store, "a b.jpg", "c%20.jpg", "d.jpg")
     store.write("labels.csv", b"file_name,label\na b.jpg,x\nc%20.jpg,y\n")
@@ -770,6 +819,44 @@ def test_a_folder_that_is_called_as_another_class_than_the_label_of_a_key_is_nam
     store.write("a.tar", tar_of([one for key, text in keys for one in ((f"{key}.jpg", IMAGE), (f"{key}.cls", text))]))
     reason = "of folders against .cls or .json, which count"
     assert said(Dataset(store.url)) == [("label", reason, 1, ("a.tar/cat/1.jpg: cat, not dog",))]
+
+
+def numbered(folders, numbers):
+    """A shard whose keys lie in these folders, each with one of these numbers."""
+    pairs = enumerate(zip(folders, numbers, strict=True))
+    return tar_of(
+        [
+            part
+            for key, (folder, number) in pairs
+            for part in ((f"{folder}{key}.jpg", IMAGE), (f"{folder}{key}.cls", number))
+        ]
+    )
+
+
+@pytest.mark.parametrize("around", ["", "train/"])
+def test_a_number_beside_the_folder_of_another_one_is_named(store, around):
+    folders, numbers = ["cat/"] * 8 + ["dog/"] * 8, [b"0"] * 8 + [b"1"] * 8
+    numbers[3] = b"1"
+    store.write("a.tar", numbered([f"{around}{folder}" for folder in folders], numbers))
+    name = f"a.tar/{around}cat/3.jpg"
+    reason = "of folders against .cls or .json, which count"
+    assert said(Dataset(store.url)) == [("label", reason, 1, (f"{name}: cat, not 1",))]
+
+
+@pytest.mark.parametrize(
+    ("folders", "numbers"),
+    [
+        (["cam1/", "cam2/"] * 6, [b"0"] * 6 + [b"1"] * 6),
+        ([f"day{day}/" for day in range(12)], [b"0"] * 6 + [b"1"] * 6),
+        (["all/"] * 12, [b"0"] * 6 + [b"1"] * 6),
+        ([""] * 12, [b"0"] * 6 + [b"1"] * 6),
+        (["0/"] * 6 + ["1/"] * 6, [b"0"] * 6 + [b"1"] * 6),
+        (["cat/"] * 6 + ["dog/"] * 6, [b"0"] * 6 + [b"1"] * 6),
+    ],
+)
+def test_folders_that_name_no_numbers_or_agree_with_them_are_passed_over(store, folders, numbers):
+    store.write("a.tar", numbered(folders, numbers))
+    assert said(Dataset(store.url)) == []
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])

@@ -1,8 +1,10 @@
 """A job over several nodes, one of which is in any trouble, is one that nothing disturbed; the node has a name."""
 
+import json
 import random
+import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -17,8 +19,9 @@ from frostline.core.errors import FrostlineError
 from frostline.core.events import BatchDelivered, NodeLost, SampleSkipped
 from frostline.io_service.handler import Upstream
 from frostline.io_service.start import start_io
+from frostline.wire.node_lists import NodeList
 from frostline.wire.packing import unpack
-from support.faulty import ERRORS, HALF_HANGS, REFUSALS, SickStore, faulty_nodes
+from support.faulty import BREAKS, ERRORS, HALF_HANGS, ONE_WAY, REFUSALS, SickStore, faulty_nodes
 from support.images import image_folder
 from support.many_nodes import epoch, job, same, some_nodes
 from support.nodes import until
@@ -30,8 +33,8 @@ WINDOW = 32 * 8 * 15 * 15 * 4  # bytes of the features of 32 of the 144 samples
 # What is promised is 3 s; the rest is for a machine on which much else runs.
 STANDSTILL_S = 3.0 + 3.0
 
-SILENT = ("hang", *HALF_HANGS)
-WAYS = (*SILENT, "killed", "flip", *REFUSALS)
+SILENT = ("hang", *HALF_HANGS, *ONE_WAY)
+WAYS = (*SILENT, *BREAKS, "killed", "flip", *REFUSALS)
 SICKNESSES = ("hangs", "cannot read", "cannot read some")
 
 
@@ -51,26 +54,41 @@ def undisturbed(folder, tmp_path_factory):
         return Batches(epoch(running, 0))
 
 
-def misbehave(way, trouble):
+def misbehave(way, trouble, lasting_s=None):
+    """Have a node misbehave from now on, or for so many seconds alone; a killed one is not made again."""
     if trouble in SICKNESSES:
         SickStore.sickness = trouble
     else:
         way.switch_scope(trouble)
+    if lasting_s is not None and trouble != "killed":
+        threading.Timer(lasting_s, recover, (way,)).start()
 
 
-def disturbed(folder, nodes, way, trouble, after):
-    """An epoch during which the first node begins to misbehave, what was told, the statistics and the standstill."""
+def recover(way):
+    SickStore.sickness = "none"
+    SickStore.well.set()
+    if way.mode != "killed":  # as it is once a test is over
+        way.switch_scope("well")
+
+
+def disturbed(folder, nodes, way, trouble, after, lasting_s=None):
+    """An epoch during which the first node begins to misbehave, what was told, the statistics and the standstill.
+
+    That is before the job is made where ``after`` is -1, else after so many batches.
+    """
     told = []
+    if after < 0:
+        misbehave(way, trouble, lasting_s)
     # No node can have answered all before the trouble begins, however long the loop had to wait for a core.
     with job(folder, nodes, on_event=told.append, window_bytes=WINDOW) as running:
         if after == 0:
-            misbehave(way, trouble)
+            misbehave(way, trouble, lasting_s)
         batches, seen, longest_s = [], time.monotonic(), 0.0
         for batch in running.loader(16, shuffle=True, seed=3, epoch=0):
             longest_s, seen = max(longest_s, time.monotonic() - seen), time.monotonic()
             batches.append(batch)
             if len(batches) == after:
-                misbehave(way, trouble)
+                misbehave(way, trouble, lasting_s)
         return batches, told, running.statistics(), longest_s
 
 
@@ -159,25 +177,48 @@ def test_a_job_behind_an_io_service_whose_node_is_in_trouble_goes_on(folder, und
     assert not [event for event in told if isinstance(event, SampleSkipped)]
 
 
+THROUGH = ("addresses", "a list", "a name", "an I/O service")
+
+
+@contextmanager
+def reached(through, nodes, folder):
+    """What a job is given to reach some nodes: each address, a list or a name of them, or a service that asks them."""
+    if through == "addresses":
+        yield nodes
+    elif through == "a list":
+        (folder / "nodes.json").write_text(json.dumps(nodes))
+        yield [(folder / "nodes.json").as_uri()]
+    elif through == "a name":
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(NodeList, "nodes", lambda _: tuple(nodes))  # whose ports differ, as no name can say
+            yield ["dns://store:7070"]
+    else:
+        with start_io(Upstream(near=tuple(nodes)), IoSettings(memory_bytes=64 << 20)) as service:
+            yield service.url
+
+
 # Those of `make test-long` are ten times as many.
 EXAMPLES = max(6, settings.default.max_examples // 8)
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    trouble=st.sampled_from([*WAYS, *ERRORS, *SICKNESSES]),
+    trouble=st.sampled_from([*WAYS, "slow", *ERRORS, *SICKNESSES]),
     count=st.integers(2, 3),
-    after=st.integers(0, 5),
+    after=st.integers(-1, 5),
+    lasting_s=st.sampled_from([None, None, 0.3, 2.5]),
+    through=st.sampled_from(THROUGH),
     seed=st.integers(0, 999),
 )
 def test_whatever_a_node_does_at_any_time_features_are_those_of_an_undisturbed_run(
-    folder, undisturbed, trouble, count, after, seed
+    folder, undisturbed, trouble, count, after, lasting_s, through, seed
 ):
     with (
         pytest.MonkeyPatch.context() as monkeypatch,
         faulty_nodes(fl.Dataset(folder).url, count, random.Random(seed), monkeypatch) as (way, nodes),
+        reached(through, nodes, folder.parent) as near,
     ):
-        batches, told, _, longest_s = disturbed(folder, nodes, way, trouble, after)
+        batches, told, _, longest_s = disturbed(folder, near, way, trouble, after, lasting_s)
     assert same(batches, undisturbed)
     assert longest_s < STANDSTILL_S
     assert not [event for event in told if isinstance(event, SampleSkipped)]

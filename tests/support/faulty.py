@@ -4,7 +4,9 @@ import json
 import random
 import re
 import socket
+import struct
 import threading
+import time
 from contextlib import ExitStack, contextmanager, suppress
 
 from frostline.core.config import NodeSettings
@@ -42,10 +44,17 @@ It sends a byte a second; the heads of its answers alone; no answer that takes m
 lets none of full size through; or none to a POST.
 """
 
+ONE_WAY = ("loses answers", "loses requests")
+"""A path on which one direction is silent, while the other one and the connections stay."""
+
+BREAKS = ("cuts answers off", "resets connections")
+"""A path on which each answer ends in its middle: with the end of the connection, or with a reset."""
+
 _ANSWERED = REFUSALS | ERRORS
 _PACKET = 1500
 
 _PIECE = 64 << 10
+_SLOW_BYTES_PER_S = 512 << 10
 # Heads of requests and answers, and the lines that say how long a piece of an answer is.
 _FRAMING = re.compile(rb"\A(?:[A-Z]{3,7} /|HTTP/1).*?\r\n\r\n|(?:\A|\r\n)[0-9a-fA-F]{1,8}\r\n|\r\n\Z", re.DOTALL)
 
@@ -53,7 +62,8 @@ _FRAMING = re.compile(rb"\A(?:[A-Z]{3,7} /|HTTP/1).*?\r\n\r\n|(?:\A|\r\n)[0-9a-f
 class FaultyWay:
     """A way to a node that passes on what it is sent until it is told otherwise. A context manager.
 
-    ``mode`` is ``well``, ``hang``, ``killed``, ``flip``, one of ``HALF_HANGS`` or a key of ``REFUSALS`` or ``ERRORS``.
+    ``mode`` is ``well``, ``hang``, ``slow``, ``killed`` or ``flip``, one of ``HALF_HANGS``, ``ONE_WAY`` or ``BREAKS``,
+    or a key of ``REFUSALS`` or ``ERRORS``.
     """
 
     def __init__(self, url, draw):
@@ -113,16 +123,24 @@ class FaultyWay:
                 if self.mode in _ANSWERED and not is_answer:
                     self._refuse(other if is_answer else one)
                     break
-                self._wait_while_silent()
+                self._wait_while_silent("hang", ONE_WAY[0 if is_answer else 1])
                 if self.mode in HALF_HANGS:
                     data = self._passed(data, other, is_answer=is_answer)
+                if self.mode in BREAKS and is_answer:
+                    other.sendall(data[: len(data) // 2])
+                    if self.mode == BREAKS[1]:
+                        other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                        other.close()
+                    break
+                if self.mode == "slow":
+                    time.sleep(len(data) / _SLOW_BYTES_PER_S)
                 other.sendall(self._flipped(data))
         _end(one)
         _end(other)
 
-    def _wait_while_silent(self):
+    def _wait_while_silent(self, *silent):
         with self._changed:
-            self._changed.wait_for(lambda: self.mode != "hang")
+            self._changed.wait_for(lambda: self.mode not in silent)
 
     def _passed(self, data, other, *, is_answer):
         """What is left of some bytes once the node behaves again, of which some may have been sent."""

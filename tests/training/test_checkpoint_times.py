@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class Clock:
 
 def keep(folder, step):
     plain = Checkpoint(epoch=0, epoch_steps=step, steps=0, order=None, losses=(1.0,) * step, epoch_losses=(), samples=0)
-    folder.keep(plain)
+    folder.keep(replace(plain, head={"weight": torch.tensor([1.0, 2.0, 3.0, 4.0])}))
 
 
 @pytest.fixture
@@ -99,14 +100,14 @@ def rewrite(folder, step, change):
     path = folder / "checkpoints" / f"step-{step:010}.safetensors"
     said = json.loads(metadata(path.read_bytes())["checkpoint"])
     change(said)
-    save_file(load_file(path), path, {"checkpoint": json.dumps(said)})
+    save_file(load_file(path), path, {**metadata(path.read_bytes()), "checkpoint": json.dumps(said)})
     return contents(folder)
 
 
 def test_a_checkpoint_of_another_version_is_refused_by_both_versions_and_stays(tmp_path):
     kept_steps(tmp_path, 3, 5)
-    before = rewrite(tmp_path, 5, lambda said: said.update(schema=2, frostline="7.3.1", more=[1]))
-    with pytest.raises(SettingError, match=f"written by Frostline 7.3.1 .schema 2., this is {__version__}"):
+    before = rewrite(tmp_path, 5, lambda said: said.update(schema=3, frostline="7.3.1", more=[1]))
+    with pytest.raises(SettingError, match=f"written by Frostline 7.3.1 .schema 3., this is {__version__}"):
         CheckpointFolder(tmp_path).read_latest()
     assert contents(tmp_path) == before
 
@@ -242,7 +243,31 @@ def test_whatever_becomes_of_the_newest_every_byte_that_was_there_is_kept(tmp_pa
     else:
         assert found is not None
         assert (found.step == 5) is not bool(reasons)
+        assert found.losses == (1.0,) * found.step, "what is read is what was written"
+        assert found.head["weight"].tolist() == [1.0, 2.0, 3.0, 4.0]
+        assert found.epoch_steps == found.step
     assert sorted(contents(folder).values()) == before
+
+
+@pytest.mark.promise("data", mended="a flipped bit in a checkpoint's weights went on as another training")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64])
+def test_a_flipped_bit_in_a_weight_is_a_damaged_checkpoint(tmp_path, dtype):
+    kept_steps(tmp_path, 3)
+    scalar, none = torch.ones((), dtype=dtype), torch.ones(0, dtype=dtype)
+    newer = CheckpointFolder(tmp_path).read_latest()[0]
+    head, losses = {"bias": scalar, "none": none}, (1.0,) * 5
+    CheckpointFolder(tmp_path).keep(replace(newer, epoch_steps=5, losses=losses, head=head, optimizer={"step": scalar}))
+    found, reasons = CheckpointFolder(tmp_path).read_latest()
+    assert found.head["bias"] == scalar
+    assert not reasons
+    path = tmp_path / "checkpoints" / f"step-{5:010}.safetensors"
+    body = bytearray(path.read_bytes())
+    body[-1] ^= 1
+    path.write_bytes(body)
+    found, reasons = CheckpointFolder(tmp_path).read_latest()
+    assert found.step == 3
+    assert reasons == (f"{path.name} is damaged (it has another checksum than it was written with)",)
+    assert path.with_name(f"{path.name}.damaged").read_bytes() == body
 
 
 def calls_of(work, killed_at=None):

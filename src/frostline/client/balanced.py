@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from queue import Empty, SimpleQueue
@@ -23,6 +23,7 @@ from frostline.core.errors import (
     StoreThrottled,
     StoreUnavailable,
     Unavailable,
+    UnknownPrefix,
 )
 from frostline.profiles import Profile
 from frostline.transport import Cancellation, Layout, NodeUse, Transport, TransportStatistics
@@ -76,6 +77,7 @@ class BalancedTransport:
 
     Attributes:
         layouts: the tensors that answers have, as of ``ExpectsLayouts``.
+        failed: names of nodes that did not answer, until whoever looks after them takes them out.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class BalancedTransport:
         self._speeds: dict[str, float] = {}
         self._prefixes: dict[str, bytes] = {}
         self.layouts: dict[tuple[str, int], Layout] = {}
+        self.failed: set[str] = set()
         self._lacking: set[tuple[int, str]] = set()
         self._sending: set[tuple[int, str]] = set()
         self._waits: dict[object, tuple[int, float, bool]] = {}
@@ -339,6 +342,10 @@ class BalancedTransport:
 
     def note_failure(self, number: int, error: FrostlineError) -> None:
         """That node, or its store, did not answer; or it refused what another one gave, and is left out for a while."""
+        if isinstance(error, UnknownPrefix):
+            return  # it is still being sent, or was evicted: nothing is wrong with the node
+        if isinstance(error, Unavailable) and not isinstance(error, Overloaded):
+            self.failed.add(self._names[number])
         away_s = error.retry_after_s if isinstance(error, Overloaded) else _AWAY_S
         if isinstance(error, StoreThrottled):
             away_s = 0.0  # the store wants fewer requests, whoever makes them: its blocks stay with the node
@@ -424,12 +431,12 @@ class BalancedTransport:
         for number, error in errors.items():
             if isinstance(error, Unavailable):
                 self.note_failure(number, error)
-        raise _telling(list(errors.values()))
+        raise self._verdict(errors)
 
     def _first(self, call: Callable[[int, Transport, Cancellation], T], cancellation: Cancellation) -> T:
         """What the first node says that answers; the next is asked where one fails, and beside one that lets wait."""
         errors: dict[int, FrostlineError] = {}
-        last: list[FrostlineError] = []
+        all_said: dict[int, FrostlineError] = {}
         with self._lock:
             numbers = self._turns.order(self._clock())
         others = Cancellation()
@@ -445,10 +452,28 @@ class BalancedTransport:
                         self.note_failure(number, outcome)
                     else:
                         errors[number] = outcome
-                    last = [outcome]
+                    all_said[number] = outcome
             finally:
                 others.cancel()
-        raise _telling([*errors.values(), *last])
+        raise self._verdict(all_said)
+
+    def _verdict(self, errors: Mapping[int, FrostlineError]) -> FrostlineError:
+        """Which failure to tell: a refusal, which waiting does not mend, or that of the full node that is back first.
+
+        A refusal says what each node said.
+        """
+        refusal = next((error for error in errors.values() if not isinstance(error, Unavailable)), None)
+        if refusal is None:
+            full = [error for error in errors.values() if isinstance(error, Overloaded)]
+            return min(full, key=lambda error: error.retry_after_s, default=[*errors.values()][-1])
+        each = [
+            f"{self._names[number]} {'cannot be reached' if isinstance(error, Unavailable) else 'refuses'}: {error}"
+            for number, error in errors.items()
+        ]
+        are_all = not any(isinstance(error, Unavailable) for error in errors.values())
+        if len(each) > 1:
+            refusal.args = (f"{f'all {len(each)} nodes refuse: ' if are_all else ''}{'; '.join(each)}",)
+        return refusal
 
     def _by_turns(
         self, call: Callable[[int, Transport], T], numbers: Sequence[int]
@@ -532,13 +557,6 @@ def _check(cancellation: Cancellation | None) -> None:
     """A node whose answer nobody wants any more has not failed, and no other is asked for it."""
     if cancellation is not None:
         cancellation.check()
-
-
-def _telling(errors: Sequence[FrostlineError]) -> FrostlineError:
-    """Which failure to tell: a refusal, which waiting does not mend, or that of the full node that is back first."""
-    refusals = [error for error in errors if not isinstance(error, Unavailable)]
-    full = [error for error in errors if isinstance(error, Overloaded)]
-    return refusals[0] if refusals else min(full, key=lambda error: error.retry_after_s, default=errors[-1])
 
 
 class OwnersFirst:

@@ -11,6 +11,8 @@ __all__ = ("LoadBalancer",)
 _LOST_AFTER = 3
 # A node that refuses what others give is asked again after a minute, then two, up to an hour: blocks move each time.
 _REFUSED_S, _LONGEST_REFUSED_S = 60.0, 3600.0
+# One that says that it is back, and fails again before it gave anything, is asked again after so long, then twice that.
+_RELAPSED_S, _LONGEST_RELAPSED_S = 4.0, 60.0
 # A node that cannot read so many samples in a row that others can has lost its store, or a part of it.
 _MISREAD_MAX = 3
 # Rows that a node must have computed before its speed counts: fewer say more of chance than of the node.
@@ -31,6 +33,8 @@ class _NodeState:
     busy_since: float = 0.0
     refusals: int = 0
     is_refusing: bool = False
+    is_unproven: bool = False
+    relapses: int = 0
     misread_in_a_row: int = 0
     full_in_a_row: int = 0
     samples: int = 0
@@ -97,6 +101,7 @@ class LoadBalancer:
     def join(self, node: int) -> None:
         """Ask that node from now on, as one that answers."""
         state = self._states[node]
+        state.is_unproven = state.is_unproven or state.is_lost
         state.is_member, state.away_until, state.away_since, state.failures = True, 0.0, math.inf, 0
         state.is_refusing, state.misread_in_a_row = False, 0
 
@@ -168,6 +173,7 @@ class LoadBalancer:
         # What a lost node had brought before it fell silent is no sign that it is back.
         if rows and math.isfinite(state.away_until):
             state.failures, state.full_in_a_row, state.away_since = 0, 0, math.inf
+            state.is_unproven, state.relapses = False, 0
             state.is_refusing = state.is_refusing and state.away_until > now  # its time goes on
 
     def note_failure(
@@ -194,6 +200,8 @@ class LoadBalancer:
         if not is_full and not (state.is_refusing and state.away_until > now):
             state.reason = state.reason if state.is_lost else reason
             state.failures += 1
+            if state.is_lost and state.is_unproven:
+                _relapse(state, now)
 
     def lose(self, node: int, reason: str, now: float = 0.0) -> None:
         """It is silent, or in trouble: nothing is asked of it until it joins again, but where nobody else is left."""
@@ -237,3 +245,10 @@ class LoadBalancer:
     def _rate(self, state: _NodeState, now: float) -> float:
         busy_s = state.busy_by(now)
         return state.rows / busy_s if state.rows >= _MIN_ROWS and busy_s > 0 else 0.0
+
+
+def _relapse(state: _NodeState, now: float) -> None:
+    """It says that it is there, and gives nothing: that is said once, however often it says so."""
+    wait_s = min(_RELAPSED_S * 2.0 ** min(state.relapses, 16), _LONGEST_RELAPSED_S)
+    state.away_until, state.is_refusing, state.failures = max(state.away_until, now + wait_s), True, 0
+    state.relapses += 1

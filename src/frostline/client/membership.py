@@ -260,14 +260,23 @@ class Membership:
                 self._watch.left(node, "it is listed no more")
 
     def tend(self) -> None:
-        """Lose members that fall silent, ask those again that are lost, and tell who is lost and who is back."""
+        """Lose members that fall silent or are gone, ask the lost again, and tell who is lost and who is back."""
         silent = self._transport.silent_nodes(_SILENT_S)
         self._stuck = {node: looks for node, looks in self._stuck.items() if node in silent}
-        if silent:
-            self._probe_silent(silent)
+        # A node that is gone is named at once, however few requests were left for it.
+        failed = self._newly_failed()
+        if silent or failed:
+            self._probe_doubtful(silent, failed)
         now = time.monotonic()
         self._join([node for node in self._transport.to_join if now - self._tried_at.get(node, 0.0) >= _LOST_EVERY_S])
         self._tell()
+
+    def _newly_failed(self) -> list[str]:
+        """Members that did not answer since they were looked at last, and are not left out yet."""
+        found = set[str]()
+        while self._transport.failed:
+            found.add(self._transport.failed.pop())
+        return sorted(found.intersection(self._transport.members).difference(self._transport.out))
 
     def settle(self) -> None:
         """Wait until those that are about to join have, or cannot."""
@@ -282,18 +291,19 @@ class Membership:
         self.end_probes()
         self._pool.shutdown(cancel_futures=True)
 
-    def _probe_silent(self, silent: Sequence[str]) -> None:
-        """Ask nodes that let somebody wait whether they are there, and some others to compare."""
-        away = {*silent, *self._transport.out}
+    def _probe_doubtful(self, silent: Sequence[str], failed: Sequence[str]) -> None:
+        """Ask nodes that let somebody wait, or failed, whether they are there, and some others to compare."""
+        away = {*silent, *failed, *self._transport.out}
         others = [node for node in self._transport.members if node not in away][:_WITNESSES]
-        asked = [*silent, *others]
+        doubtful = tuple(dict.fromkeys((*silent, *failed)))
+        asked = [*doubtful, *others]
         answers = dict(zip(asked, self._pool.map(self._prober.trouble, asked), strict=True))
         if all(answers.values()):
             return
-        for node in silent:
+        for node in doubtful:
             if (error := answers[node]) is not None:
                 self._transport.lose(node, error)
-            elif others:
+            elif others and node in silent:
                 self._doubt(node)
 
     def _doubt(self, node: str) -> None:

@@ -30,8 +30,10 @@ from frostline.datasets.formats.cql import CqlTables
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, ClassFolderFormat
 from frostline.datasets.formats.known import format_named, format_of
 from frostline.datasets.formats.left_out import (
+    FOLDERS_LEFT,
     OBJECTS_LEFT,
     LeftOut,
+    folders_left_out,
     objects_left_out,
     read_left_out,
     split_unreadable,
@@ -42,7 +44,7 @@ from frostline.datasets.formats.webdataset import CompressedTar
 from frostline.datasets.manifest_store import ManifestStore, StoredManifest, about_of, listed_samples
 from frostline.ordering import Chosen, RowIndices
 from frostline.preprocess import Applied
-from frostline.stores.protocols import Entries, Entry, Listable, ObjectStore, Sectioned, is_other_version
+from frostline.stores.protocols import Entries, Entry, HasFolders, Listable, ObjectStore, Sectioned, is_other_version
 from frostline.stores.urls import is_within, object_url
 
 __all__ = (
@@ -446,7 +448,7 @@ def load_manifest(
         elsewhere = changes_elsewhere(listed_then, chosen.find_current(listed_then))
     if kept is not None and not any(elsewhere):
         _check_within(store, is_refused=only_within and kept.about["reading"] == URLS)
-        objects = (*unreadable, *_objects_left_out(kept, chosen, entries, store.url))
+        objects = (*unreadable, *_objects_left_out(kept, chosen, entries, store))
         return manifest_of(kept, found=True, left_out=objects)
     before = None if kept is None else listed_samples(kept)
     if before is None and (refuses_changes or chosen.is_incremental):
@@ -460,7 +462,7 @@ def load_manifest(
     on_event(PhaseStarted(name="building the manifest"))
     listed = chosen.read(store, entries, before)
     _check_within(store, is_refused=only_within and listed.reading == URLS)
-    objects = (*unreadable, *_left_out_of(listed, chosen, entries, store.url))
+    objects = (*unreadable, *_left_out_of(listed, chosen, entries, store))
     listed = replace(listed, left_out=(*objects, *listed.left_out))
     del entries, before  # a table as large as the listing follows
     if any(elsewhere):
@@ -474,27 +476,33 @@ def load_manifest(
     return manifest_of(kept, found=False)
 
 
-def _objects_left_out(kept: StoredManifest, format: Format, entries: Entries, url: str) -> tuple[LeftOut, ...]:
+def _objects_left_out(
+    kept: StoredManifest, format: Format, entries: Entries, store: ObjectStore
+) -> tuple[LeftOut, ...]:
     """What is left out of a listing whose manifest was found: other objects than then may lie beside the samples."""
     about = listed_samples(kept)
-    found = _left_out_of(about, format, entries, url)
-    return (*found, *(left for left in about.left_out if left.what != OBJECTS_LEFT or left.object))
+    found = _left_out_of(about, format, entries, store)
+    kept_left = (left for left in about.left_out if left.what not in (OBJECTS_LEFT, FOLDERS_LEFT) or left.object)
+    return (*found, *kept_left)
 
 
-def _left_out_of(listed: ListedSamples, format: Format, entries: Entries, url: str) -> tuple[LeftOut, ...]:
-    """The objects of a listing of which nothing was made."""
+def _left_out_of(listed: ListedSamples, format: Format, entries: Entries, store: ObjectStore) -> tuple[LeftOut, ...]:
+    """The objects of a listing of which nothing was made, and the folders beside those of classes without any."""
     table, used = listed.table, listed.used
     if listed.kept_at:  # a ready format's listing is its own
         return ()
     if isinstance(format, CqlTables):  # a table's rows are its own, and those without data are no samples
         return ()
+    folders: tuple[LeftOut, ...] = ()
+    if isinstance(format, ClassFolderFormat) and isinstance(store, HasFolders):
+        folders = folders_left_out(store.empty_folders())
     if isinstance(format, ClassFolderFormat) and len(entries) == len(table) + len(used):
-        return ()  # which spares millions of names from being compared
+        return folders  # which spares millions of names from being compared
     columns = [pc.unique(table[name]) for name, _ in _COLUMNS if name in table.schema.names]
-    object_of = _within(url) if listed.reading == URLS else _FILES.get(listed.reading, str)
+    object_of = _within(store.url) if listed.reading == URLS else _FILES.get(listed.reading, str)
     names = [[object_of(name) for name in column.to_pylist() if name] for column in columns]
     samples = [pa.chunked_array([list(dict.fromkeys(some))], pa.string()) for some in names]
-    return objects_left_out(entries, samples, used, format.name, SAMPLE_SUFFIXES)
+    return (*objects_left_out(entries, samples, used, format.name, SAMPLE_SUFFIXES), *folders)
 
 
 def _within(url: str) -> Callable[[str], str]:

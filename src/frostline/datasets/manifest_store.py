@@ -433,7 +433,7 @@ class ManifestStore:
             digest for digest in there if self._splits_in_cache(digest).is_file()
         }
         history = prune_history(before, digest, there=there, named=named)
-        with suppress(AccessDenied, OutOfSpace):
+        with suppress(AccessDenied, DataNotFound, OutOfSpace):  # there is no folder where none could be made
             place.write(name, history_text(history.digests))
             for digest in history.gone:
                 place.remove(f"{_FOLDER}/{digest}.parquet")

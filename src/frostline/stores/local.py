@@ -57,6 +57,8 @@ __all__ = (
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.ESPIPE, errno.ENXIO}
 _REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _PARTIAL = ".partial-"
+# Classes lie in folders of splits, which may lie in one that holds everything.
+_DEEPEST_EMPTY = 3
 _MAX_SHOWN = 300
 
 
@@ -128,6 +130,10 @@ class FolderStore:
 
             return Entries.of(_entries(_walk(self._path, self._links, folder, (_folder_identity(self._path),))))
 
+    def empty_folders(self) -> Sequence[str]:
+        """See ``HasFolders.empty_folders``."""
+        return sorted(_empty_folders(self._path, "", _DEEPEST_EMPTY))
+
     def list_dated(self) -> Iterator[Dated]:
         """See ``Prunable.list_dated``."""
         for name, status in self._files():
@@ -159,7 +165,10 @@ class FolderStore:
             OutOfSpace: the disk is full.
         """
         with _translated(str(self._path)):
-            self._make(self._path)
+            try:
+                self._make(self._path)
+            except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+                raise AccessDenied(f"no folder can be made at {self._path}: {error.strerror}") from error
 
     @contextmanager
     def lock_for_writing(self, *folders: str) -> Iterator[None]:
@@ -336,6 +345,21 @@ def _of_folder(
                 with suppress(FileNotFoundError):  # gone since the folder was read
                     # A link that leads nowhere, a pipe: what it is, not what it would lead to.
                     yield name, entry.stat(follow_symlinks=_holds(entry.is_file))
+
+
+def _empty_folders(root: Path, prefix: str, deep: int) -> Iterator[str]:
+    """Folders with nothing in them, among those that are no links; what cannot be looked into is passed over."""
+    folders, has_files = list[str](), True
+    with suppress(OSError), os.scandir(root / prefix) as entries:
+        has_files = False
+        for entry in entries:
+            is_folder = entry.is_dir(follow_symlinks=False)
+            has_files = has_files or not is_folder
+            folders += [f"{prefix}{entry.name}/"] if is_folder and deep else []
+    if prefix and not (has_files or folders):
+        yield prefix
+    for folder in () if prefix and has_files else folders:
+        yield from _empty_folders(root, folder, deep - 1)
 
 
 def _holds(question: Callable[[], bool]) -> bool:
@@ -517,6 +541,10 @@ class SingleFile(FolderStore):
     def sections(self) -> tuple[Sequence[Entry], tuple[str, ...]]:
         """See ``Sectioned.sections``; there are no folders."""
         return [self._described()], ()
+
+    def empty_folders(self) -> Sequence[str]:
+        """See ``HasFolders.empty_folders``; there are no folders."""
+        return ()
 
     def list_dated(self) -> Iterator[Dated]:
         """See ``Prunable.list_dated``; nothing is pruned."""

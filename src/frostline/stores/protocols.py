@@ -38,6 +38,7 @@ __all__ = (
     "Driver",
     "Entries",
     "Entry",
+    "HasFolders",
     "LinkBounds",
     "Listable",
     "Names",
@@ -184,6 +185,17 @@ class Listable(Protocol):
             DataNotFound: the root is not there.
             AccessDenied: the store refused.
             StoreUnavailable: asking again may help.
+        """
+
+
+@runtime_checkable
+class HasFolders(Protocol):
+    """A store whose folders are there without objects, as those of a disk are."""
+
+    def empty_folders(self) -> Sequence[str]:
+        """Names of folders with nothing in them, up to three folders deep, each with a slash at its end.
+
+        Those in a folder with files of its own, but the root, are not among them.
         """
 
 

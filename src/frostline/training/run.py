@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -43,7 +44,7 @@ from frostline.training.objective import Objective, objective_of
 from frostline.training.recipe import Confusion, Unfreezing
 from frostline.training.report.report import Record, Report, RouteUsage, WorkLocation, versions
 from frostline.training.report.steps import StepRecorder, digests_of
-from frostline.training.run_config import REPORT, RunConfig, keep_report, make_folder, write_tensors, write_text
+from frostline.training.run_config import REPORT, RunConfig, keep_report, own_folder, write_tensors, write_text
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
@@ -360,12 +361,13 @@ def train(
         NodeUnreachable: the node stayed away for longer than the loader's ``retry_for_s``.
     """
     began_at = time.perf_counter() if began_at is None else began_at
-    if settings.out is not None:
-        make_folder(settings.out)
     record = Record(on_event)
     epochs = Unfreezing.parse(settings.unfreeze).until_next(0, settings.epochs or FEW_EPOCHS)
     first = None if resumes else partial(_first_samples, settings)
-    with set_up(settings.job, record, begun=begun, min_classes=2, epochs=epochs, first=first) as setup:
+    with (
+        nullcontext() if settings.out is None else own_folder(settings.out),
+        set_up(settings.job, record, begun=begun, min_classes=2, epochs=epochs, first=first) as setup,
+    ):
         run = _Run(settings, setup, record, began_at)
         run.begin(options or {}, resumes=resumes)
         try:

@@ -37,6 +37,7 @@ __all__ = (
     "atomic_file",
     "keep_report",
     "make_folder",
+    "own_folder",
     "require_ended",
     "write_bytes",
     "write_tensors",
@@ -153,6 +154,28 @@ def _sync_folder(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """Make a run's folder, and keep other trainings out of it until the block ends, or this process does.
+
+    Raises:
+        SettingError: Another training runs in the folder, or it cannot be made or written.
+    """
+    make_folder(folder)
+    handle, is_free = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), True
+    try:
+        with suppress(SettingError, OSError):  # where there are no locks, nobody can tell
+            is_free = try_lock(handle)
+        if not is_free:
+            raise SettingError(
+                f"another training runs in {folder}, and each would write over the other's checkpoints: wait until it "
+                "has ended, or give another folder (--out)"
+            )
+        yield
     finally:
         os.close(handle)
 

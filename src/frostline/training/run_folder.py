@@ -17,6 +17,7 @@ from safetensors.torch import load
 from frostline.core.errors import SettingError
 from frostline.core.events import Evaluated
 from frostline.core.files import read_regular, with_schema, without_schema
+from frostline.core.system import crc32
 from frostline.models.artifact import metadata
 from frostline.training.loop import Checkpoint
 from frostline.training.report.steps import forget_steps
@@ -25,8 +26,8 @@ from frostline.training.settings import CheckpointEvery
 
 __all__ = ("CheckpointFolder", "begin_run")
 
-_FORMAT = 1
-_KEY = "checkpoint"
+_FORMAT = 2
+_KEY, _CHECKSUM = "checkpoint", "crc32"
 # What ``atomic_file`` writes before it puts it in its place.
 _UNFINISHED = ".step-*.part"
 _KEPT = 2
@@ -91,8 +92,9 @@ class CheckpointFolder:
         began = self._clock()
         self._require_own()
         make_folder(self._folder)
-        plain = json.dumps(with_schema(_plain(checkpoint), _FORMAT))
-        write_tensors(self._path(checkpoint.step), _tensors(checkpoint), {_KEY: plain})
+        plain, tensors = json.dumps(with_schema(_plain(checkpoint), _FORMAT)), _tensors(checkpoint)
+        said = {_KEY: plain, _CHECKSUM: _checksum(plain, tensors)}
+        write_tensors(self._path(checkpoint.step), tensors, said)
         with self._as_unwritable():
             for path in (*self._paths()[:-_KEPT], *self._folder.glob(_UNFINISHED)):
                 path.unlink(missing_ok=True)
@@ -180,6 +182,16 @@ def _tensors(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
     return named | lists
 
 
+def _checksum(plain: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """CRC-32 of all that a checkpoint says: a flipped bit in a weight would be another training, and nobody told."""
+    found = crc32(plain.encode())
+    for name, tensor in sorted(tensors.items()):
+        values = tensor.detach().cpu().contiguous().reshape(-1)
+        found = crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
+        found = crc32(values.view(torch.uint8).numpy(), found)
+    return f"{found:08x}"
+
+
 def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
     """What of it is no tensor, as JSON."""
     names = [field.name for field in fields(checkpoint) if field.name not in (*_PARTS, *_LISTS)]
@@ -191,7 +203,7 @@ def _read(path: Path, max_bytes: int) -> Checkpoint:
     """A checkpoint of this schema.
 
     Raises:
-        SafetensorError: the file is cut off, or holds something else.
+        SafetensorError: the file is cut off, or holds something else than was written.
         SettingError: The checkpoint is of another version, or the system does not let it be read.
     """
     try:
@@ -200,13 +212,17 @@ def _read(path: Path, max_bytes: int) -> Checkpoint:
         raise SettingError(f"{path} cannot be read: {error.strerror}; it stays as it is") from error
     tensors = load(body)
     try:
-        plain = without_schema(json.loads(metadata(body)[_KEY]), _FORMAT, path)
+        said = metadata(body)
+        plain = without_schema(json.loads(said[_KEY]), _FORMAT, path)
         plain["scores"] = tuple(Evaluated(**score) for score in plain["scores"])
         plain |= {name: tuple(tensors[f"list/{name}"].tolist()) for name in _LISTS}
         plain |= {part: dict(_part(tensors, part)) for part in _PARTS}
-        return _checked(Checkpoint(**plain))
+        found = _checked(Checkpoint(**plain))
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise SettingError(f"{path} holds no checkpoint that is understood ({error}); it stays as it is") from error
+    if said.get(_CHECKSUM) != _checksum(said[_KEY], tensors):
+        raise SafetensorError("it has another checksum than it was written with")
+    return found
 
 
 def _checked(checkpoint: Checkpoint) -> Checkpoint:

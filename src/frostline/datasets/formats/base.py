@@ -758,11 +758,21 @@ def column_of(names: Collection[str], path: str) -> str | None:
     return path
 
 
-def flatten_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of JSON with the fields of an object as fields of their own, such as ``objects.bbox``, as of a struct."""
+def flatten_row(row: Mapping[str, Any], twice: set[str]) -> dict[str, Any]:
+    """A row of JSON with the fields of an object as fields of their own, such as ``objects.bbox``, as of a struct.
+
+    Args:
+        row: row to flatten.
+        twice: set to which the names are added that two fields would have; the row's own field counts, else the first.
+    """
     found: dict[str, Any] = {}
     for name, value in row.items():
-        found |= (
-            {f"{name}.{inner}": field for inner, field in value.items()} if isinstance(value, dict) else {name: value}
-        )
+        if not isinstance(value, dict):
+            twice.update({name} & found.keys())
+            found[name] = value
+            continue
+        for inner, said in value.items():
+            path = f"{name}.{inner}"
+            twice.update({path} & found.keys())
+            found.setdefault(path, said)
     return found

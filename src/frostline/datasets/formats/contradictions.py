@@ -39,6 +39,8 @@ _Labels = Iterable[Any]
 
 _IN_JSON = "of .json against .cls, which counts"
 _NAMED = 3
+# Folders are held against numbers where so many numbers have one each, and such a share of the samples agrees.
+_FEWEST, _NEARLY_ALL = 2, 0.8
 
 
 def contradicting_labels(
@@ -81,10 +83,10 @@ def contradictions_of_shards(tables: Sequence[pa.Table], shards: Sequence[str]) 
         shards: names of the shards.
     """
     table = join_tables(tables)
+    of_folders, names, said = "of folders against .cls or .json, which count", table["name"], table[SAID]
     found = (
-        *contradicting_labels(
-            "of folders against .cls or .json, which count", table["name"], table[SAID], _folders(tables, shards)
-        ),
+        *contradicting_labels(of_folders, names, said, _folders(tables, shards)),
+        *contradicting_labels(of_folders, names, said, _folders_of_numbers(tables, shards)),
         *contradictions_of_partitions(tables, shards),
     )
     about = {"label" if name == "meta_label" else name: table[name] for name in table.column_names if name not in TAKEN}
@@ -132,6 +134,39 @@ def _folders(tables: Sequence[pa.Table], shards: Sequence[str]) -> pa.Array:
         is_own = pc.or_(*(pc.fill_null(pc.equal(folder, label), False) for folder in each))
         found.append(pc.if_else(is_own, None, pc.coalesce(*there)))
     return _array(column_labels(pa.chunked_array(found, pa.string()), label_text))
+
+
+def _folders_of_numbers(tables: Sequence[pa.Table], shards: Sequence[str]) -> pa.Array:
+    """The first of two folders of each key that names the samples' numbers; null where neither does.
+
+    A folder does where there are as many of them as numbers, each is that of most samples with another number, and
+    those are nearly all: folders of cameras or days are none of classes.
+    """
+    said = _array(column_labels(join_tables(tables)[SAID], _number_said))
+    named = zip(tables, shards, strict=True)
+    keys = [pc.utf8_slice_codeunits(_array(table["name"]), len(shard) + 1) for table, shard in named]
+    folders = pc.extract_regex(_array(pa.chunked_array(keys, pa.string())), KEY_FOLDERS)
+    for which in ("first", "second"):
+        folder = pc.struct_field(folders, which)
+        both = pa.table([said, folder], names=["number", "name"]).drop_null()
+        pairs = both.group_by(["number", "name"]).aggregate([([], "count_all")]).to_pylist()
+        if _name_numbers([(pair["number"], pair["name"], pair["count_all"]) for pair in pairs]):
+            return _array(column_labels(folder, label_text))
+    return pa.nulls(len(said), pa.string())
+
+
+def _name_numbers(pairs: Sequence[tuple[str, str, int]]) -> bool:
+    """Whether folders are names of numbers: one each, but for a few samples."""
+    most = {number: name for number, name, _ in sorted(pairs, key=lambda pair: pair[2])}
+    names = {name for _, name, _ in pairs}
+    if len(most) < _FEWEST or "" in names or len(most) != len(names) or {*most.values()} != names:
+        return False
+    agree = sum(times for number, name, times in pairs if most[number] == name)
+    return agree >= _NEARLY_ALL * sum(times for _, _, times in pairs)
+
+
+def _number_said(label: str | None) -> str | None:
+    return None if label is None or not _is_number(label) else _in_digits(label)
 
 
 def _name_said(label: str | None) -> str | None:

@@ -441,7 +441,8 @@ def columns_of(rows: Sequence[Mapping[str, Any]], object: str) -> tuple[dict[str
         rows: the rows.
         object: name of the object that holds them.
     """
-    rows = [flatten_row(row) for row in rows]
+    inner = set[str]()
+    rows = [flatten_row(row, inner) for row in rows]
     count = Counter(name for row in rows for name in row)
     nested = {name for row in rows for name, value in row.items() if isinstance(value, dict | list)}
     lists = {name: list_column([row.get(name) for row in rows]) for name in nested}
@@ -450,6 +451,7 @@ def columns_of(rows: Sequence[Mapping[str, Any]], object: str) -> tuple[dict[str
     long = sorted(name for name, column in lists.items() if column is None)
     left = (
         *of_names(COLUMNS_LEFT, "of lists too long for metadata", long, object),
+        *of_names(COLUMNS_LEFT, "in an object, called as another field is, which counts", sorted(inner), object),
         *of_names(COLUMNS_LEFT, "called as samples' own are, while another has the name with meta_", twice, object),
         *of_names(COLUMNS_LEFT, f"beyond the {_MAX_COLUMNS} that most samples have", names[_MAX_COLUMNS:], object),
     )

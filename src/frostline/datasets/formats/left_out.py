@@ -17,6 +17,7 @@ from frostline.stores.urls import FILE_SUFFIXES
 
 __all__ = (
     "COLUMNS_LEFT",
+    "FOLDERS_LEFT",
     "KEYS",
     "LABELS_LEFT",
     "NO_LABELS",
@@ -25,6 +26,7 @@ __all__ = (
     "LeftOut",
     "are_hidden",
     "describe_left_out",
+    "folders_left_out",
     "is_hidden",
     "json_of",
     "log_left_out",
@@ -35,7 +37,7 @@ __all__ = (
     "sum_left_out",
 )
 
-OBJECTS_LEFT, ROWS, KEYS, COLUMNS_LEFT, LABELS_LEFT = "object", "row", "key", "column", "label"
+OBJECTS_LEFT, ROWS, KEYS, COLUMNS_LEFT, LABELS_LEFT, FOLDERS_LEFT = "object", "row", "key", "column", "label", "folder"
 """What can be left out."""
 
 NO_LABELS = r"(?i)submission"
@@ -74,7 +76,8 @@ class LeftOut(NamedTuple):
     """What is no sample for one reason.
 
     Attributes:
-        what: kind of it, one of ``OBJECTS_LEFT``, ``ROWS``, ``KEYS``, ``COLUMNS_LEFT`` and ``LABELS_LEFT``.
+        what: kind of it, one of ``OBJECTS_LEFT``, ``ROWS``, ``KEYS``, ``COLUMNS_LEFT``, ``LABELS_LEFT`` and
+            ``FOLDERS_LEFT``.
         reason: reason in a few words, such as ``without an image``.
         total: number of them.
         names: names of the first few.
@@ -135,7 +138,7 @@ def describe_left_out(url: str, found: Sequence[LeftOut]) -> SamplesLeftOut | No
     """
     if not found:
         return None
-    count = sum(left.total for left in found if left.what not in (COLUMNS_LEFT, LABELS_LEFT))
+    count = sum(left.total for left in found if left.what not in (COLUMNS_LEFT, LABELS_LEFT, FOLDERS_LEFT))
     return SamplesLeftOut(count=count, reason=f"left out of {url}: {'; '.join(map(str, found))}")
 
 
@@ -236,6 +239,12 @@ def _by_reason(objects: pa.Array, format: str, of_samples: Sequence[str]) -> Ite
         of_suffix = others & _mask(pc.equal(suffixes, suffix))
         reason = f"with the suffix {suffix}, which is not read" if suffix else "without a suffix"
         yield from _named(reason, objects, of_suffix)
+
+
+def folders_left_out(folders: Iterable[str]) -> tuple[LeftOut, ...]:
+    """The empty folders beside those of classes, of which nobody can tell whether one should have been a class."""
+    shown = [name if name.isprintable() else ascii(name) for name in folders if not is_hidden(f"{name}x")]
+    return of_names(FOLDERS_LEFT, "without any file, which is no class", shown)
 
 
 def _mask(column: pa.Array) -> npt.NDArray[np.bool_]:
