@@ -9,7 +9,7 @@ from frostline.core import FeatureBatch, Route, Samples
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import NodeUnreachable
 from frostline.prefetch import WeightedRoutes, Window, plan_requests
-from frostline.prefetch.requests import RampLengths, RampUp
+from frostline.prefetch.window import RampLengths, RampUp
 from support.mixing import one_way
 
 ROW_BYTES = 16

@@ -17,8 +17,8 @@ from frostline.loaders.row_source import BlockPrefetch, RowSource
 from frostline.ordering import EpochOrder, Resumed, Shard
 from frostline.prefetch.driver import Prefetcher
 from frostline.prefetch.owned_requests import PlanRequests
-from frostline.prefetch.requests import PlannedRequest, RampLengths, RampUp, RequestSource, plan_requests
-from frostline.prefetch.window import Window
+from frostline.prefetch.requests import PlannedRequest, RequestSource, plan_requests
+from frostline.prefetch.window import RampLengths, RampUp, Window
 from frostline.stores.readahead import BlockReads
 
 __all__ = ("RequestPlanner", "Segment", "Segments", "prefetcher_of", "requests_for")

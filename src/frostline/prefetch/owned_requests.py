@@ -171,7 +171,7 @@ def _requests_of_piece(
     while len(piece):
         following = request_source.next_request(len(piece))
         chosen, piece = piece[: following.rows], piece[following.rows :]
-        yield following.planned(positions[chosen], table.take(rows[chosen])), piece
+        yield following.make_request(positions[chosen], table.take(rows[chosen])), piece
 
 
 class _Waiting:

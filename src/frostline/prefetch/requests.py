@@ -5,17 +5,15 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from frostline.core import FeatureBatch, Route, Samples, SampleTable
-from frostline.core.config import LoaderSettings
 from frostline.core.errors import SettingError
 
 __all__ = (
-    "FIRST_REQUESTS",
     "Ask",
     "BatchAssembler",
     "Column",
@@ -25,8 +23,6 @@ __all__ = (
     "Memory",
     "NextRequest",
     "PlannedRequest",
-    "RampLengths",
-    "RampUp",
     "RequestSource",
     "RowRange",
     "ShortestWait",
@@ -130,7 +126,7 @@ class NextRequest:
     bytes_per_sample: int
     row_s: float | None = None
 
-    def planned(self, positions: npt.NDArray[np.int64], samples: Samples) -> PlannedRequest:
+    def make_request(self, positions: npt.NDArray[np.int64], samples: Samples) -> PlannedRequest:
         """The request for the samples at these places in the epoch."""
         expected_bytes = self.bytes_per_sample * len(samples) if self.bytes_per_sample else samples.encoded_bytes
         return PlannedRequest(
@@ -167,78 +163,13 @@ def plan_requests(
         chosen = positions[start : start + following.rows]
         samples = table.take(rows[start : start + following.rows])
         start += len(chosen)
-        yield following.planned(chosen, samples)
+        yield following.make_request(chosen, samples)
 
 
 def deal_again(request: PlannedRequest, request_source: RequestSource) -> PlannedRequest:
     """The same samples on the way that is best now, where nobody has asked for them yet."""
     following = request_source.next_request(len(request), request.route)
-    return replace(following.planned(request.positions, request.samples), epoch=request.epoch, nodes=request.nodes)
-
-
-# Whole requests with which a ramp begins: one answer is on its way while another is read.
-FIRST_REQUESTS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RampLengths:
-    """How long the requests of a beginning are: a round of the shortest, a round of twice as many samples, and so on.
-
-    Attributes:
-        first: samples in a request of the first round.
-        whole: samples in a request after the last round.
-        round_requests: requests in a round.
-    """
-
-    first: int
-    whole: int
-    round_requests: int
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.first <= self.whole or self.round_requests < 1:
-            raise ValueError(f"requests cannot begin with {self.first} of {self.whole} samples")
-
-    @classmethod
-    def of(cls, settings: LoaderSettings) -> Self:
-        """As many samples under way as in whole requests, in as many requests as there may be to begin with.
-
-        A window that begins with two requests of 32 samples, and may have eight, begins with eight of 8; then come
-        eight of 16: so many samples were under way in each round before, in two requests and in four.
-        """
-        whole, requests = settings.samples_per_request, settings.first_requests
-        first = -(-FIRST_REQUESTS * whole // requests) if settings.ramp else whole
-        return cls(first=min(first, whole), whole=whole, round_requests=requests)
-
-    def at(self, number: int) -> int:
-        """Samples in a request, by its number from 0."""
-        rounds = min(number // self.round_requests, self.whole.bit_length())
-        return min(self.first << rounds, self.whole)
-
-
-class RampUp:
-    """Another source's requests, the first of them short; a ``RequestSource`` for one window, not for several threads.
-
-    A request is answered when its last sample is there. Nothing new goes out before, so that whole ones leave a link
-    and a processor without work while the first of them are read; a batch, too, has to wait for more than its samples.
-
-    Args:
-        request_source: source that chooses the cut and codec of the next samples.
-        lengths: the most samples in each request.
-    """
-
-    def __init__(self, request_source: RequestSource, lengths: RampLengths) -> None:
-        self._request_source = request_source
-        self._lengths = lengths
-        self._assigned = 0
-
-    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
-        """See ``RequestSource``."""
-        if again is not None:
-            return self._request_source.next_request(left, again)
-        maximum = self._lengths.at(self._assigned)
-        self._assigned += 1
-        # After the beginning the source alone says how many.
-        return self._request_source.next_request(left if maximum == self._lengths.whole else min(left, maximum))
+    return replace(following.make_request(request.positions, request.samples), epoch=request.epoch, nodes=request.nodes)
 
 
 class WeightedRoutes:

@@ -8,6 +8,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +18,14 @@ from frostline.core.config import LoaderSettings
 from frostline.core.errors import NodeUnreachable, Overloaded, Refused, StoreUnavailable, Unavailable
 from frostline.core.events import RequestRetried
 from frostline.core.request_timing import HedgeTimer
-from frostline.prefetch.requests import FIRST_REQUESTS, Ask, Delivery, PlannedRequest
+from frostline.prefetch.requests import Ask, Delivery, NextRequest, PlannedRequest, RequestSource
 
 __all__ = (
     "Arrival",
     "Failing",
     "InFlight",
+    "RampLengths",
+    "RampUp",
     "Window",
     "WindowStatistics",
     "delay_s",
@@ -224,6 +227,71 @@ def _surrender(
     return StoreUnavailable(sentence) if store else NodeUnreachable(sentence)
 
 
+# Whole requests with which a ramp begins: one answer is on its way while another is read.
+_FIRST_REQUESTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RampLengths:
+    """How long the requests of a beginning are: a round of the shortest, a round of twice as many samples, and so on.
+
+    Attributes:
+        first: samples in a request of the first round.
+        whole: samples in a request after the last round.
+        round_requests: requests in a round.
+    """
+
+    first: int
+    whole: int
+    round_requests: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first <= self.whole or self.round_requests < 1:
+            raise ValueError(f"requests cannot begin with {self.first} of {self.whole} samples")
+
+    @classmethod
+    def of(cls, settings: LoaderSettings) -> Self:
+        """As many samples under way as in whole requests, in as many requests as there may be to begin with.
+
+        A window that begins with two requests of 32 samples, and may have eight, begins with eight of 8; then come
+        eight of 16: so many samples were under way in each round before, in two requests and in four.
+        """
+        whole, requests = settings.samples_per_request, settings.first_requests
+        first = -(-_FIRST_REQUESTS * whole // requests) if settings.ramp else whole
+        return cls(first=min(first, whole), whole=whole, round_requests=requests)
+
+    def at(self, number: int) -> int:
+        """Samples in a request, by its number from 0."""
+        rounds = min(number // self.round_requests, self.whole.bit_length())
+        return min(self.first << rounds, self.whole)
+
+
+class RampUp:
+    """Another source's requests, the first of them short; a ``RequestSource`` for one window, not for several threads.
+
+    A request is answered when its last sample is there. Nothing new goes out before, so that whole ones leave a link
+    and a processor without work while the first of them are read; a batch, too, has to wait for more than its samples.
+
+    Args:
+        request_source: source that chooses the cut and codec of the next samples.
+        lengths: the most samples in each request.
+    """
+
+    def __init__(self, request_source: RequestSource, lengths: RampLengths) -> None:
+        self._request_source = request_source
+        self._lengths = lengths
+        self._assigned = 0
+
+    def next_request(self, left: int, again: Route | None = None) -> NextRequest:
+        """See ``RequestSource``."""
+        if again is not None:
+            return self._request_source.next_request(left, again)
+        maximum = self._lengths.at(self._assigned)
+        self._assigned += 1
+        # After the beginning the source alone says how many.
+        return self._request_source.next_request(left if maximum == self._lengths.whole else min(left, maximum))
+
+
 _NO_BOUND = 1 << 62
 # Whole requests whose samples may be here and wait for this side's processor, beside those under way, and one more for
 # each second that it is at the first: a link that idles while a processor has no engine yet lacks their bytes later.
@@ -329,7 +397,7 @@ class Window:
         self._max_bytes = settings.window_bytes
         self._rows_allowed = self._max_rows
         if settings.ramp:
-            self._rows_allowed = min(FIRST_REQUESTS * nodes, settings.last_requests) * settings.samples_per_request
+            self._rows_allowed = min(_FIRST_REQUESTS * nodes, settings.last_requests) * settings.samples_per_request
         self._rows_under_way = 0
         self._computing: set[int] = set()
         self._rows_computing: Counter[Route] = Counter()
@@ -581,12 +649,12 @@ class Window:
     def _free_at(self, request: PlannedRequest) -> float:
         """When a request may go; infinity where so many rows of its way wait here that it may find another way."""
         route = request.route
-        asked = sum(flight.rows for flight in self._flights.values() if flight.opened.request.route == route)
-        if not asked or not self._has_choice():
-            return -math.inf
         told, computing = self._row_s(route), self._rows_computing[route]
         row_s = request.row_s if told is None else told
-        if row_s is not None and asked * row_s >= _COMPUTING_S:
+        if not (computing or row_s) or not self._has_choice():
+            return -math.inf
+        asked = sum(flight.rows for flight in self._flights.values() if flight.opened.request.route == route)
+        if row_s is not None and asked and asked * row_s >= _COMPUTING_S:
             return math.inf
         if not computing:
             return -math.inf

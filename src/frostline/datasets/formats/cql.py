@@ -150,7 +150,7 @@ class _Measured(NamedTuple):
 def _measured(
     store: Tabular, entries: Sequence[Entry], masks: Mapping[str, Entry], before: ListedSamples | None
 ) -> list[_Measured]:
-    """RampLengths of data and masks, and the sizes of the images that have some: what is not known is read once."""
+    """Lengths of data and masks, and the sizes of the images that have some: what is not known is read once."""
     lengths, sizes, of_masks = _lengths(before), known_sizes(before), _lengths(before, "target_")
     found = [
         _Measured(
