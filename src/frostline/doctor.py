@@ -38,7 +38,7 @@ from frostline.core.system import __version__, max_open_files, usable_cores, usa
 from frostline.core.units import in_bytes, in_samples_per_s, in_seconds
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import reader_of
-from frostline.io_service.client import IoTransport
+from frostline.io_service.client import SCHEME, IoTransport
 from frostline.jobs.loader_factory import mixed_splits
 from frostline.planning import Link, Situation, make_plan
 from frostline.preprocess import imagenet
@@ -51,6 +51,7 @@ from frostline.transport import Transport
 from frostline.wire.connection import Connections
 from frostline.wire.messages import FeatureRequest, common_protocol
 from frostline.wire.node_lists import listed_nodes
+from frostline.wire.tls import client_context
 
 __all__ = (
     "FINE",
@@ -299,6 +300,8 @@ def examine_environment(settings: LoaderSettings, *, has_nodes: bool) -> Iterato
     others = partial(_variables, partial(check_variables, (PREFIX, "FROSTLINE_CQL_")))
     yield from attempt("stores", stores, mend="mend or unset that variable")
     yield from attempt("environment", others, mend="correct its name", level=WARNING)
+    certificates = partial(_variables, lambda: client_context(settings.tls))
+    yield from attempt("certificates", certificates, mend="mend or unset that variable", level=WARNING)
     if settings.control is not None and settings.control != NO_CONTROL:
         part = f"control plane {settings.control}"
         mend = "start it (frostline control), mend FROSTLINE_CONTROL, or unset it"
@@ -570,6 +573,10 @@ def _nodes(addresses: Sequence[str], settings: LoaderSettings, data: str | None,
     settings = replace(settings, deadline_s=_NODE_DEADLINE_S)
     found: dict[str, list[Finding]] = {}
     for address in addresses:
+        if address.startswith(SCHEME):
+            examine, mend = partial(_io_service, f"node {address}", address, settings), "start it (frostline io)"
+            found[address] = list(attempt(f"node {address}", examine, mend=mend))
+            continue
         try:
             urls = listed_nodes((address,))
         except FrostlineError as error:
@@ -615,7 +622,8 @@ def _one_sample(url: str, settings: LoaderSettings, data: Dataset) -> Iterator[F
     sample = data.samples.take(np.arange(1))
     reading, preprocess = data.manifest.reading, imagenet(224).to_json()
     request = FeatureRequest(data=data.url, samples=sample, prefix=None, cut=0, preprocess=preprocess, reading=reading)
-    with closing(HttpTransport(url, settings)) as transport:
+    reach = IoTransport if url.startswith(SCHEME) else HttpTransport
+    with closing(reach(url, settings)) as transport:
         batches = list(transport.features(request))
     lost = [skipped for batch in batches for skipped in batch.skipped]
     name = data.names[0]

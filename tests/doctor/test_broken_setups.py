@@ -15,6 +15,7 @@ from frostline.core.system import __version__
 from frostline.datasets import Dataset
 from frostline.doctor import PROBLEM, WARNING, ExaminedSetup, examine
 from frostline.node import Node
+from frostline.node.in_process import LocalTransport
 from frostline.stores.cql.access import CqlAccess
 from frostline.stores.protocols import RETRY_FOR, TIMEOUT
 from frostline.training.settings import JobSettings
@@ -23,6 +24,7 @@ from support.control_planes import Clock, control_plane
 from support.images import image_folder
 from support.nodes import served
 from support.servers import free_ports
+from support.services import serving
 from support.tenants import tenant, token_of
 
 SMALL = "support.networks:Small"
@@ -391,6 +393,23 @@ def test_an_io_service_that_is_none(monkeypatch, folder, tmp_path, url):
     assert "FROSTLINE_IO" in finding.mend
     with node_serving(folder) as node, served(node) as near:
         assert found(folder, nodes=(near,)) == [], "a job that names a node asks none"
+
+
+def test_an_io_service_that_is_named_as_a_node(folder, tmp_path):
+    with node_serving(folder) as node:
+        with serving(LocalTransport(node)) as (_, url):
+            assert found(folder, nodes=(url,)) == []
+        lost = the_one(found(folder, nodes=(f"unix://{tmp_path}/io.sock",)), "node unix:")
+    assert lost.level == PROBLEM
+    assert "frostline io" in lost.mend
+
+
+def test_certificates_that_are_nowhere(monkeypatch, folder, tmp_path):
+    monkeypatch.setenv("FROSTLINE_TLS_CA", str(tmp_path / "ca.pem"))
+    finding = the_one(found(folder), "certificates")
+    assert finding.level == WARNING
+    assert "ca.pem" in finding.says
+    assert "unset that variable" in finding.mend
 
 
 def test_a_variable_that_nothing_reads(monkeypatch, folder):
