@@ -200,7 +200,7 @@ def test_what_a_stranger_sends_without_end_takes_neither_memory_nor_time(server,
         assert resident(pid) - before < GROWTH
         assert answers(url)
     assert resident(pid) - before < GROWTH, "and it keeps nothing"
-    until(lambda: descriptors(pid) <= open_before + 1, 20.0)
+    until(lambda: descriptors(pid) <= open_before + 1)
 
 
 def test_what_stops_amid_what_nobody_reads_is_closed(server):
