@@ -250,7 +250,7 @@ class _Copy:
             value = parse_json(bytes(self._records.read(_CLAIM, 0, min(entry.size, _CLAIM_BYTES))))
         except (RecursionError, ValueError) as error:
             raise SettingError(
-                f"{_CLAIM} at {self._records.url} is damaged, which says what is copied to {self._store.url} ({error}): "
+                f"{_CLAIM} at {self._records.url} is damaged, and says what is copied to {self._store.url} ({error}): "
                 "remove all that lies there, or choose another destination"
             ) from error
         return without_schema(value, _FORMAT, f"{_CLAIM} at {self._records.url}", known)
