@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from frostline.core.declared import parse_json
 from frostline.core.errors import OutOfSpace, SettingError
 from frostline.core.files import is_full
 
@@ -119,7 +120,7 @@ def make(
 def _existing(directory: Path, asked: dict[str, object]) -> Photographs:
     mark = directory / _MARK
     try:
-        known = json.loads(mark.read_text(encoding="utf-8")) if mark.is_file() else {}
+        known = parse_json(mark.read_bytes()) if mark.is_file() else {}
     except (OSError, ValueError, RecursionError):
         known = None
     total_bytes = known.pop("total_bytes", None) if isinstance(known, dict) else None

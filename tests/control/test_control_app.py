@@ -179,6 +179,12 @@ def test_strangers_are_refused_before_anything_is_read(with_tenants):
 REPORT = {"stage": "a", "job": "b", "sequence": 1}
 
 
+@pytest.mark.parametrize("path", ["/v1/view", "/v1/health", "/v1/metrics", "/v1/stages"])
+def test_a_parameter_of_an_address_that_nobody_reads_is_refused(with_tenants, path):
+    found, answer = sent(with_tenants, f"{path}?tenent=a", REPORT if path == "/v1/stages" else None, "bob-token")
+    assert (found, "the address has no field 'tenent'" in answer["message"]) == (400, True), answer
+
+
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [

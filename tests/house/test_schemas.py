@@ -15,13 +15,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.numpy import save
+from safetensors.numpy import load, save, save_file
+from safetensors.torch import load as torch_load
+from safetensors.torch import save as torch_save
 
 from frostline import demo
 from frostline.cache import FeatureStore
 from frostline.callbacks.traces import TraceFile
+from frostline.control.changes import ControlChanges
 from frostline.control.store import RecordStore
-from frostline.core.errors import DataError, OrderMismatch, SettingError, UnsafeArtifact
+from frostline.core.errors import DataError, FrostlineError, OrderMismatch, SettingError, UnsafeArtifact
 from frostline.core.files import with_schema, without_schema
 from frostline.core.system import __version__
 from frostline.datasets import Dataset, source
@@ -31,17 +34,20 @@ from frostline.datasets.formats.ready import Layout
 from frostline.datasets.manifest import load_manifest
 from frostline.jobs.measuring import MeasurementCache, Measurements
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey
-from frostline.models.artifact import GraphLimits, header_of
+from frostline.models.artifact import GraphLimits, header_of, metadata, read_prefix
 from frostline.models.row_check import mixed_rows
 from frostline.node.inspection import Inspector, kept_inspections
 from frostline.node.trials.queue import TrialPolicy
 from frostline.node.trials.store import TrialStore
 from frostline.ordering import OrderState, RecordedOrder
+from frostline.preprocess import Applied, imagenet
 from frostline.profiles import Trial
 from frostline.training import what_if
 from frostline.training.extract import Parts, Ranges
+from frostline.training.loop import Checkpoint
 from frostline.training.report.steps import RecordedSteps, StepRecorder
 from frostline.training.run_config import RunConfig
+from frostline.training.run_folder import CheckpointFolder
 from frostline.training.settings import JobSettings
 from support.images import image_folder
 from support.nodes import artifact_of, small_network
@@ -270,11 +276,11 @@ def test_the_record_of_a_runs_steps_of_another_version_is_refused(tmp_path):
 def test_a_number_is_read_by_its_own_reader_alone(value, number):
     if isinstance(value, dict):
         plain = {name: item for name, item in value.items() if name not in ("schema", "frostline")}
-        assert without_schema(json.loads(json.dumps(with_schema(plain, number))), number, "x") == plain
+        assert without_schema(json.loads(json.dumps(with_schema(plain, number))), number, "x", plain) == plain
         with pytest.raises(SettingError, match=f"x was written by Frostline {__version__} .schema {number}., this is"):
-            without_schema(with_schema(plain, number), number + 1, "x")
+            without_schema(with_schema(plain, number), number + 1, "x", plain)
     with pytest.raises(SettingError, match=r"x (is damaged|was written by another Frostline)"):
-        without_schema(value, number, "x")
+        without_schema(value, number, "x", ())
 
 
 def test_a_report_says_its_number():
@@ -343,6 +349,165 @@ def test_a_cache_of_another_version_is_made_anew(tmp_path, monkeypatch, made):
     assert cache.get() is None
     cache.put(*values)
     assert cache.get() is not None
+
+
+def altered(text, how):
+    """JSON with one thing wrong, and what a refusal says of it."""
+    if how == "unknown":
+        return text[:-1] + ', "more": 1}', "more"
+    name, rest = text[1:].split(":", 1)
+    return f"{{{name}: 1, {name}:{rest}", f"the field {name.strip().replace(chr(34), chr(39))} twice"
+
+
+@dataclass
+class Persisted:
+    """A file that somebody may have written: its JSON, and what reads it with another JSON in its place."""
+
+    text: str
+    read: Callable[[str], object]
+
+
+def in_place(path, read):
+    def read_with(text):
+        path.write_text(text.ljust(path.stat().st_size))  # some are as long as their readers ask for
+        return read()
+
+    return Persisted(path.read_text().strip(), read_with)
+
+
+def run_config(folder):
+    RunConfig(options={}, outputs=2).write(folder)
+    return in_place(folder / "frostline.json", lambda: RunConfig.read(folder))
+
+
+def checkpoint(folder):
+    checkpoints = CheckpointFolder(folder)
+    checkpoints.keep(Checkpoint(epoch=0, epoch_steps=1, steps=2, order=None, losses=(1.0,), epoch_losses=(), samples=4))
+    (path,) = (folder / "checkpoints").iterdir()
+    tensors, said = load(path.read_bytes()), metadata(path.read_bytes())
+
+    def read(text):
+        save_file(tensors, path, {**said, "checkpoint": text})
+        return CheckpointFolder(folder).read_latest()
+
+    return Persisted(said["checkpoint"], read)
+
+
+def recorded_steps(folder):
+    path = folder / "steps.jsonl"
+    StepRecorder(folder, Dataset(str(image_folder(folder / "images", per_class=1))).samples).begin({}, "exact")
+    value = json.loads(path.read_text())
+    del value["blake2b"]
+
+    def read(text):
+        digest = hashlib.blake2b(json.dumps(json.loads(text)).encode(), digest_size=16).hexdigest()
+        path.write_text(f'{text[:-1]}, "blake2b": "{digest}"}}\n')
+        return RecordedSteps.read(folder)
+
+    return Persisted(json.dumps(value), read)
+
+
+def named_splits(folder):
+    images, cache = image_folder(folder / "images"), folder / "cache"
+    data = Dataset(images, cache=cache)
+    data.save_splits({"few": data.take(np.arange(3))})
+    (path,) = (cache / ".frostline" / "splits").glob("*.json")
+    return in_place(path, lambda: Dataset(images, cache=cache)["few"])
+
+
+def claim_of_a_copy(folder):
+    images = image_folder(folder / "images")
+
+    def copy():
+        return repack(Dataset(images), folder / "copy", "webdataset", on_event=lambda _: None)
+
+    copy()
+    return in_place(folder / "copy" / ".frostline" / "ingest" / "what.json", copy)
+
+
+def ready_layout(_):
+    applied = Applied.to(imagenet(32), "fp16")
+    text = json.dumps(Layout(source="a", applied=applied, samples=1, records_per_object=1).to_json())
+    return Persisted(text, lambda text: Layout.from_json(text.encode()))
+
+
+def recorded_order(_):
+    state = OrderState(manifest="m", order="o", last="keep", seed=0, epoch=0, samples=2, batch_size=2, position=2)
+    body = RecordedOrder(state=state, positions=np.arange(2)).to_bytes()[:-32]
+    start, stop = body.index(b"{"), body.rindex(b"}") + 1
+
+    def read(text):
+        other = body[:start] + text.encode() + body[stop:]
+        return RecordedOrder.from_bytes(other + hashlib.sha256(other).digest())
+
+    return Persisted(body[start:stop].decode(), read)
+
+
+def prefix(_):
+    _, body = artifact_of(small_network())
+    ((key, text),) = metadata(body).items()
+    return Persisted(text, lambda text: read_prefix(torch_save(torch_load(body), {key: text})))
+
+
+def state_of_a_control_plane(folder):
+    path = folder / "state"
+    RecordStore(path).close()
+    text = json.dumps(ControlChanges().to_json())
+
+    def read(text):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("REPLACE INTO changes VALUES (1, ?)", [text])
+        with closing(RecordStore(path)) as store:
+            return store.changes()
+
+    return Persisted(text, read)
+
+
+def photographs(folder):
+    value = {"per_class": 4, "seed": 7, "classes": sorted(vars(demo)["_SOURCES"]), "schema": number_of("demo.py")}
+    mark = folder / ".frostline" / "photographs.json"
+    mark.parent.mkdir()
+    mark.write_text(json.dumps({**value, "total_bytes": 9}))
+    return in_place(mark, lambda: demo.make(folder, per_class=4, seed=7))
+
+
+WITHOUT_NAMES = {photographs: "holds something else"}
+"""What is made again elsewhere, at no loss, and does not say which field it is."""
+
+
+@pytest.mark.parametrize("how", ["unknown", "twice"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        run_config,
+        checkpoint,
+        recorded_steps,
+        named_splits,
+        claim_of_a_copy,
+        ready_layout,
+        recorded_order,
+        prefix,
+        state_of_a_control_plane,
+        photographs,
+    ],
+)
+def test_a_field_that_nobody_reads_or_that_stands_twice_is_refused(tmp_path, made, how):
+    persisted = made(tmp_path)
+    persisted.read(persisted.text)
+    text, said = altered(persisted.text, how)
+    with pytest.raises(FrostlineError, match=WITHOUT_NAMES.get(made, said)):
+        persisted.read(text)
+
+
+@pytest.mark.parametrize("how", ["unknown", "twice"])
+@pytest.mark.parametrize("made", [measurement, profile, trial, error_of_a_trial, situation, checked_piece])
+def test_a_cache_with_a_field_that_nobody_reads_is_made_anew(tmp_path, monkeypatch, made, how):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache, values = made(tmp_path / "kept")
+    cache.put(*values)
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    path.write_text(altered(path.read_text().strip(), how)[0] + "\n")
+    assert cache.get() is None
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import socket
 import threading
 from contextlib import ExitStack, closing
+from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
@@ -19,9 +20,21 @@ from support.servers import free_ports
 from support.services import serving_node
 
 
-def fetched(port):
-    with closing(build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/metrics", timeout=30)) as answer:
+def fetched(port, query=""):
+    with closing(build_opener(ProxyHandler({})).open(f"http://127.0.0.1:{port}/metrics{query}", timeout=30)) as answer:
         return answer.read().decode()
+
+
+def test_a_parameter_of_its_address_is_refused_by_its_name():
+    [port] = free_ports(1)
+    with (
+        serve_metrics(f"127.0.0.1:{port}", dict),
+        pytest.raises(HTTPError) as refused,
+    ):
+        fetched(port, "?job=a")
+    with refused.value:
+        assert refused.value.code == 400
+        assert "the address has no field 'job'" in refused.value.read().decode()
 
 
 def test_they_count_what_the_service_did_and_each_is_on_the_page(tmp_path):

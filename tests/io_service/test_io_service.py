@@ -4,6 +4,7 @@ import os
 import pickle
 import resource
 import socket
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -272,6 +273,31 @@ def test_a_session_that_sends_nonsense_gets_a_sentence_and_may_go_on(node, image
         session.sendall(b"\xff" * 160)  # records of what was never lent
         with closing(IoTransport(url, SETTINGS)) as one:
             assert len(joined(one.features(asked(images)))[0]) == COUNT
+
+
+def test_a_field_of_a_frame_that_nobody_reads_is_refused_by_its_name(node, images):
+    with serving(LocalTransport(node)) as (_, url), socket.socket(socket.AF_UNIX) as session:
+        hello = {"kind": "hello", "protocol": 1, "session": "ab", "job": "cd"}
+        for wrong in ({"tenant": "a"}, {}):
+            with socket.socket(socket.AF_UNIX) as greets:
+                greets.connect("\0" + url.removeprefix("unix:@"))
+                send(greets, {**hello, "role": "session", **wrong})
+                answer = receive(greets).says
+                assert answer["kind"] == ("error" if wrong else "welcome")
+                assert not wrong or "no field 'tenant'" in answer["error"]["message"]
+        session.connect("\0" + url.removeprefix("unix:@"))
+        send(session, {**hello, "role": "session", "session": "ef"})
+        assert receive(session).says["kind"] == "welcome"
+        with socket.socket(socket.AF_UNIX) as asks:
+            asks.connect("\0" + url.removeprefix("unix:@"))
+            send(asks, {**hello, "role": "asks", "session": "ef"})
+            whole = {"request": asked(images).to_json()}
+            for kind, says in {"features": whole, "profile": {}, "prefix": {}, "health": {}, "statistics": {}}.items():
+                send(asks, {"kind": kind, "answer": 1, **says, "tolerence": 1e-6})
+                assert "has no field 'tolerence'" in receive(asks).says["error"]["message"]
+            twice = b'{"kind": "health", "kind": "node"}'
+            asks.sendall(struct.pack("<4sIQ", b"frst", len(twice), 0) + twice)
+            assert "the field 'kind' twice" in receive(asks).says["error"]["message"]
 
 
 def test_a_service_hears_others_after_a_flood_took_all_descriptors(node, images):

@@ -380,6 +380,17 @@ def with_value(*path, value):
         (with_value("recipe", "learning_rate", value=-1.0), BadRequest, "learning_rate"),
         (with_value("preprocess", value={"steps": [{"step": "run"}]}), BadRequest, "run"),
         (with_value("format", value=99), UnsafeArtifact, "format 99"),
+        *(
+            (with_value(*place, "more", value=1), BadRequest, "has no field 'more'")
+            for place in (
+                (),
+                ("inputs", 0),
+                ("head",),
+                ("head", "training"),
+                ("head", "training", "graph"),
+                ("recipe",),
+            )
+        ),
     ],
 )
 def test_refuses_planted_files_before_anything_runs(assignment, change, error, sentence):

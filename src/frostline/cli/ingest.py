@@ -1,6 +1,5 @@
 """The verb ``ingest``: copy a data set into another format or store, or keep its images as a network takes them."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,6 +18,7 @@ from frostline.cli.options import (
 )
 from frostline.cli.show import ProgressBar, on_ray, print_json, say
 from frostline.cli.units import BYTES
+from frostline.core.declared import parse_json
 from frostline.core.errors import SettingError
 from frostline.core.units import in_bytes, in_seconds
 from frostline.preprocess import PRESETS, Applied, CenterCrop, Decode, Normalize, Preprocess, Resize
@@ -245,7 +245,7 @@ def _declared(name: str) -> Preprocess:
     if preset in PRESETS and side.isdecimal():
         return PRESETS[preset](int(side))
     try:
-        value = json.loads(Path(name).read_text())
+        value = parse_json(Path(name).read_text())
     except (OSError, UnicodeDecodeError) as error:
         presets = ", ".join(f"{preset}:SIDE" for preset in PRESETS)
         raise SettingError(f"--preprocess {name}: no such file, and none of the presets {presets}") from error

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from frostline.control.settings import ControlledJob, ControlSettings
 from frostline.control.shares import RESOURCES, Amounts, Row
+from frostline.core.declared import refuse_unknown_fields
 from frostline.core.errors import BadRequest, Overloaded, SettingError, UnknownName
 from frostline.core.units import in_bytes
 from frostline.wire.messages import Patch, fields_of_patch
@@ -155,6 +156,7 @@ class ControlChanges:
         Raises:
             KeyError: The JSON is not one of ``to_json``; ValueError, TypeError and AttributeError say the same.
         """
+        refuse_unknown_fields(value, ("capacity", "tenants", "jobs"), "the changes")
         jobs = {
             (tenant, name): {field: math.inf if found is None else found for field, found in values.items()}
             for tenant, name, values in value["jobs"]

@@ -15,6 +15,7 @@ from frostline.control.changes import ControlChanges, ControlEvent
 from frostline.control.messages import StageReport
 from frostline.control.settings import ControlSettings
 from frostline.control.state import ControlState, StageRecord
+from frostline.core.declared import parse_json, refuse_unknown_fields
 from frostline.core.errors import BadRequest, SettingError, Unavailable
 from frostline.core.files import make_private_file, require_guarded
 from frostline.core.system import __version__
@@ -100,19 +101,19 @@ class RecordStore:
         """
         with self._reading():
             rows = self._connection.execute("SELECT tenant, record FROM stages").fetchall()
-            return [_read(tenant, json.loads(text)) for tenant, text in rows]
+            return [_read(tenant, parse_json(text)) for tenant, text in rows]
 
     def changes(self) -> ControlChanges:
         """What was changed of the settings, as it was written last; see ``records`` for the errors."""
         with self._reading():
             row = self._connection.execute("SELECT changes FROM changes").fetchone()
-            return ControlChanges() if row is None else ControlChanges.from_json(json.loads(row[0]))
+            return ControlChanges() if row is None else ControlChanges.from_json(parse_json(row[0]))
 
     def events(self) -> list[ControlEvent]:
         """The events that are kept; see ``records`` for the errors."""
         with self._reading():
             rows = self._connection.execute("SELECT event FROM events").fetchall()
-            return [ControlEvent(**json.loads(text)) for (text,) in rows]
+            return [ControlEvent(**parse_json(text)) for (text,) in rows]
 
     def write(
         self,
@@ -163,6 +164,9 @@ class RecordStore:
         self._connection.close()
 
 
+_FIELDS = ("report", "heard_s", "version", "settings", "held", "asked_s", "is_gone")
+
+
 def _written(record: StageRecord) -> dict[str, Any]:
     activity = record.report.activity
     report = record.report if activity is None else replace(record.report, activity=activity.abbreviate())
@@ -178,6 +182,7 @@ def _written(record: StageRecord) -> dict[str, Any]:
 
 
 def _read(tenant: str, value: dict[str, Any]) -> StageRecord:
+    refuse_unknown_fields(value, _FIELDS, "a stage")
     record = StageRecord(
         tenant=tenant,
         report=StageReport.from_json(value["report"]),

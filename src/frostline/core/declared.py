@@ -5,6 +5,7 @@ class says what it means, under ``Attributes:``; the schema says the same.
 """
 
 import inspect
+import json
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -33,6 +34,7 @@ __all__ = (
     "As",
     "Count",
     "Digest",
+    "FieldTwice",
     "Flat",
     "Matching",
     "OneOf",
@@ -43,6 +45,7 @@ __all__ = (
     "Within",
     "check_declared",
     "first_twice",
+    "parse_json",
     "read_declared",
     "refuse_unknown_fields",
 )
@@ -255,6 +258,26 @@ def first_twice(names: Iterable[N]) -> N | None:
             return name
         seen.add(name)
     return None
+
+
+class FieldTwice(ValueError):
+    """An object of JSON has a field twice, of which one would be ignored."""
+
+
+def parse_json(text: str | bytes | bytearray) -> Any:
+    """The value of JSON that has each field of an object once.
+
+    Raises:
+        ValueError: The text is no JSON, or has a field twice (``FieldTwice``, which names it).
+    """
+    return json.loads(text, object_pairs_hook=_each_once)
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise FieldTwice(f"the field {str(first_twice(name for name, _ in pairs))[:50]!r} twice")
+    return found
 
 
 @cache

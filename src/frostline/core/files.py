@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BufferedWriter
 from pathlib import Path
@@ -246,16 +246,17 @@ def with_schema(value: Mapping[str, Any], number: int) -> dict[str, Any]:
     return {_NUMBER: number, _VERSION: __version__, **value}
 
 
-def without_schema(value: object, number: int, what: str | Path) -> dict[str, Any]:
+def without_schema(value: object, number: int, what: str | Path, known: Iterable[str]) -> dict[str, Any]:
     """What was written by ``with_schema``.
 
     Args:
         value: the parsed content of the file.
         number: the schema that is read here.
         what: name of the file, for the sentence.
+        known: names of the fields that it may have.
 
     Raises:
-        SettingError: The schema number is missing, or is not this version's.
+        SettingError: The schema number is missing, or is not this version's; or a field is unknown.
     """
     if not isinstance(value, dict):
         raise SettingError(f"{what} is damaged: it holds no fields")
@@ -264,6 +265,12 @@ def without_schema(value: object, number: int, what: str | Path) -> dict[str, An
         raise SettingError(
             f"{what} was written by {by} (schema {value.get(_NUMBER, 'without a number')}), this is {__version__}, "
             f"which reads schema {number}: go on with the version that wrote it, or begin anew elsewhere"
+        )
+    names = {_NUMBER, _VERSION, *known}
+    unknown = next((name for name in value if name not in names), None)
+    if unknown is not None:
+        raise SettingError(
+            f"{what} has a field {unknown[:50]!r}, which none of schema {number} has: put back what Frostline wrote"
         )
     return {name: item for name, item in value.items() if name not in (_NUMBER, _VERSION)}
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from frostline.core import Samples, Skipped, Targets
 from frostline.core.config import cache_folder
+from frostline.core.declared import parse_json
 from frostline.core.errors import ObjectNotFound, SampleError
 from frostline.core.events import Observer, PhaseStarted, ProgressMade, SampleSkipped
 from frostline.core.files import append_line, make_private_folder, warn_not_kept
@@ -65,9 +66,9 @@ class CheckedRows:
         Raises:
             ValueError: the line is no such record, was cut off, or has another schema.
         """
-        value = json.loads(line)
+        value = parse_json(line)
         try:
-            if value["schema"] != _FORMAT:
+            if value["schema"] != _FORMAT or value.keys() != {"schema", "rows", "digests", "unreadable"}:
                 raise ValueError("a piece of another version's check")
             start, stop = value["rows"]
             digests = {int(row): bytes.fromhex(digest) for row, digest in value["digests"].items()}

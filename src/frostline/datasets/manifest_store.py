@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from frostline.core.declared import parse_json
 from frostline.core.errors import (
     AccessDenied,
     BadRequest,
@@ -187,7 +188,7 @@ class NamedSplits:
     def _understood(self, store: ObjectStore, text: bytes) -> dict[str, Chosen]:
         place = object_url(store.url, self._about)
         try:
-            about = without_schema(json.loads(text), _FORMAT, place)
+            about = without_schema(parse_json(text), _FORMAT, place, ("object", "nbytes"))
             return self._parsed(bytes(store.read(str(about["object"]), 0, int(about["nbytes"]))))
         except (*_ABSENT, ValueError, LookupError, TypeError, RecursionError, pa.ArrowException) as error:
             # Taken for none, they would be written over, and what was held out would be trained on.
@@ -448,7 +449,8 @@ class ManifestStore:
             places.insert(0, (self._store, _LAST_MANIFEST))
         for store, name in places:
             try:
-                value = without_schema(json.loads(bytes(store.read(name, 0, _LAST_BYTES))), _FORMAT, name)
+                said = parse_json(bytes(store.read(name, 0, _LAST_BYTES)))
+                value = without_schema(said, _FORMAT, name, _Last._fields)
                 kept = {name: str(value[name]) for name in ("digest", "format", "listing", "rule")}
                 return _Last(nbytes=int(value["nbytes"]), **kept)
             except (

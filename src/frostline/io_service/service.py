@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from frostline.core.config import IoSettings
+from frostline.core.declared import refuse_unknown_fields
 from frostline.core.errors import BadRequest, FrostlineError, NodeUnreachable, Unauthenticated
 from frostline.core.system import __version__, connection_slots, max_open_files
 from frostline.io_service.handler import (
@@ -419,6 +420,7 @@ class IoService:
 
     def _answer(self, sock: socket.socket, session: Session, frame: Frame) -> None:
         says, kind = frame.says, frame.says.get("kind")
+        refuse_unknown_fields(says, ("kind", "answer", *_FIELDS.get(str(kind), says)), f"a request {str(kind)[:50]!r}")
         if kind == "features":
             self._features(sock, session, says)
         elif kind == "prefix":
@@ -492,6 +494,17 @@ class IoService:
         return {"transfer_bytes": seen.transfer_bytes, "transfer_s": seen.transfer_s}
 
 
+_FIELDS = {
+    "features": ("request",),
+    "health": (),
+    "node": (),
+    "prefix": ("digest",),
+    "profile": ("request",),
+    "statistics": (),
+}
+"""What a request of each kind says beside its number."""
+
+
 def _received(sock: socket.socket, max_bytes: int = 0) -> Frame | None:
     """The next frame.
 
@@ -511,6 +524,7 @@ def _hello(says: dict[str, Any]) -> dict[str, str]:
             f"this I/O service is of version {__version__} and speaks protocol {PROTOCOL}: start it with the version "
             "that the jobs have"
         )
+    refuse_unknown_fields(says, ("kind", "protocol", "role", "session", "job"), "who connects")
     if says.get("role") not in ("session", "asks") or not all(
         isinstance(says.get(name), str) and _NAME.fullmatch(says[name]) for name in ("session", "job")
     ):

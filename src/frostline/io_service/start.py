@@ -33,7 +33,7 @@ from frostline.io_service.client import IoTransport, socket_address
 from frostline.io_service.handler import Upstream
 from frostline.io_service.service import IoService
 from frostline.node.http.pages import LiveAnswers
-from frostline.node.http.requests import METRICS_TYPE, REFUSALS
+from frostline.node.http.requests import METRICS_TYPE, REFUSALS, check_parameters
 from frostline.node.http.server import AppServer, listen
 from frostline.node.process import Subprocess
 from frostline.transport import Transport
@@ -284,6 +284,7 @@ def _metrics_app(registry: CollectorRegistry) -> Starlette:
         return await to_thread.run_sync(generate_latest, registry)
 
     async def metrics(request: Request) -> ASGIApp:
+        check_parameters(request)
         return await answers.answer(request, None)
 
     answers = LiveAnswers(measured, 0, media_type=METRICS_TYPE)

@@ -14,7 +14,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from frostline.core import Samples, TensorSpec
-from frostline.core.declared import refuse_unknown_fields
+from frostline.core.declared import parse_json, refuse_unknown_fields
 from frostline.core.errors import BadRequest, FrostlineError, NodeUnreachable, Refused, UnsafeArtifact
 from frostline.core.events import Observer, PhaseStarted
 from frostline.models.artifact import BROKEN, integer, metadata, text
@@ -149,7 +149,7 @@ def read_assignment(body: bytes) -> Assignment:
         BadRequest: The assignment asks for something that makes no sense.
     """
     try:
-        return _read(json.loads(metadata(body)[_KEY]), load_tensors(body))
+        return _read(parse_json(metadata(body)[_KEY]), load_tensors(body))
     except BROKEN as error:
         raise UnsafeArtifact(f"this is no training: {type(error).__name__}: {error}") from error
 
@@ -179,6 +179,7 @@ def _read(about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Assignment
 
 
 def _input(value: Mapping[str, Any]) -> TensorSpec:
+    refuse_unknown_fields(value, ("shape", "dtype"), "an input")
     shape = tuple(integer(size) for size in value["shape"])
     if value["dtype"] not in DTYPE_BYTES or any(size < 0 for size in shape):
         raise UnsafeArtifact("what crosses the frost line is declared as something that there is none of")

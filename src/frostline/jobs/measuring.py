@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from frostline.core.declared import parse_json
 from frostline.core.errors import FrostlineError, SettingError, Unavailable
 from frostline.core.events import BatchDelivered, EngineChanged, EpochStarted, Event, MeasurementFailed, SetupWarning
 from frostline.core.files import FileCache, with_schema, without_schema
@@ -80,11 +81,11 @@ class MeasurementCache:
         if body is None:
             return None
         try:
-            value = without_schema(json.loads(body), _FORMAT, "a kept measurement")
+            value = without_schema(parse_json(body), _FORMAT, "a kept measurement", ("choice", "situation"))
             choice, situation = value["choice"], value["situation"]
             trials = tuple(Trial(**trial) for trial in choice["trials"])
             return Measurements(
-                choice=EngineChoice(engine=choice["engine"], error=choice["error"], trials=trials),
+                choice=EngineChoice(**{**choice, "trials": trials}),
                 situation=None if situation is None else Situation.from_json(situation),
             )
         except (AssertionError, ValueError, LookupError, TypeError, SettingError):

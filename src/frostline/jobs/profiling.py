@@ -14,6 +14,7 @@ import torch
 
 from frostline.core import REFERENCE, Cut, FeatureBatch, Samples, View
 from frostline.core.config import cache_folder
+from frostline.core.declared import parse_json
 from frostline.core.errors import OverBudget, SettingError
 from frostline.core.files import FileCache, with_schema, without_schema
 from frostline.core.system import __version__, usable_cores, usable_memory_bytes
@@ -109,7 +110,7 @@ class ProfileCache:
         if body is None:
             return None
         try:
-            value = without_schema(json.loads(body), _FORMAT, key.digest)
+            value = without_schema(parse_json(body), _FORMAT, key.digest, ("key", "cuts", "codecs"))
             return MeasuredPrefix(
                 cuts=tuple(CutCost(**cut) for cut in value["cuts"]),
                 codecs=tuple(CodecCost(**codec) for codec in value["codecs"]),

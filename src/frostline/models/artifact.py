@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import IO, Any
 
@@ -23,6 +23,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec, Token
+from frostline.core.declared import parse_json, refuse_unknown_fields
 from frostline.core.errors import ModelError, OverBudget, SettingError, UnsafeArtifact
 from frostline.core.graph import Argument, Lengths, Stretch, at_length, buckets, references
 from frostline.engines.graph_runner import ALLOWED, MAX_REFERENCES, check_call, leaf_values, refused_call
@@ -43,6 +44,7 @@ from frostline.wire.pieces import MIN_BYTES
 
 __all__ = (
     "BROKEN",
+    "GRAPH_FIELDS",
     "Inspection",
     "Prefix",
     "dense_bytes",
@@ -139,6 +141,10 @@ def restore_tensors(tensors: Mapping[str, torch.Tensor], orders: Mapping[str, An
     return {**tensors, **{name: _turned_back(tensors[name], order) for name, order in read.items()}}
 
 
+GRAPH_FIELDS = ("inputs", "leaves", "nodes", "outputs")
+"""What ``graph_to_json`` gives, by name."""
+
+
 def graph_to_json(graph: Graph) -> dict[str, Any]:
     """A graph as plain values."""
     return {
@@ -220,6 +226,7 @@ def _node_to_json(node: GraphNode) -> dict[str, Any]:
 
 
 def _node(value: dict[str, Any]) -> GraphNode:
+    refuse_unknown_fields(value, ("name", "op", "args", "kwargs"), "an operation")
     return GraphNode(
         name=text(value["name"]),
         op=text(value["op"]),
@@ -279,6 +286,7 @@ def _lengths_from_json(value: dict[str, Any], graph: Graph, cuts: Sequence[Cut])
     Raises:
         UnsafeArtifact: The lengths do not fit the graph.
     """
+    refuse_unknown_fields(value, ("max_length", "stretches", "shapes"), "lengths")
     if len(value["stretches"]) > _MAX_STRETCHES:
         raise UnsafeArtifact(f"a prefix names up to {_MAX_STRETCHES} numbers that grow with the tokens")
     lengths = Lengths(
@@ -416,7 +424,7 @@ def read_prefix(body: bytes | memoryview) -> Prefix:
         UnsafeArtifact: The file is no prefix, or names or declares something that is not allowed.
     """
     try:
-        graph = json.loads(metadata(body)[_KEY])
+        graph = parse_json(metadata(body)[_KEY])
         tensors = load_tensors(bytes(body))
         prefix = _prefix(graph, tensors)
     except BROKEN as error:
@@ -458,8 +466,8 @@ def read_outline(header: bytes) -> Prefix:
         UnsafeArtifact: The bytes are no header of a prefix, or name or declare something that is not allowed.
     """
     try:
-        declared = json.loads(header)
-        graph = json.loads(declared.pop("__metadata__")[_KEY])
+        declared = parse_json(header)
+        graph = parse_json(declared.pop("__metadata__")[_KEY])
         return _prefix(graph, {text(name): _bare(value) for name, value in declared.items()})
     except BROKEN as error:
         raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {str(error)[:300]}") from error
@@ -476,6 +484,7 @@ def _bare(declared: dict[str, Any]) -> torch.Tensor:
 def _prefix(value: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Prefix:
     if value["format"] != _FORMAT:
         raise UnsafeArtifact(f"this prefix is of format {value['format']}; this node reads format {_FORMAT}")
+    refuse_unknown_fields(value, ("format", "orders", *GRAPH_FIELDS, "cuts", "lengths"), "a prefix")
     graph, tokenizer = graph_from_json(value), _tokenizer(tensors.pop(_TOKENIZER, None))
     data = _data(graph)
     changing = [node.op for node in graph.nodes if is_random(node) or uses_batch_statistics(node, data)]
@@ -531,6 +540,9 @@ def _cut_to_json(cut: Cut) -> dict[str, Any]:
 
 
 def _cut(value: dict[str, Any], nodes: int) -> Cut:
+    refuse_unknown_fields(value, (field.name for field in fields(Cut)), "a cut")
+    if not isinstance(value["is_relu"], bool):
+        raise UnsafeArtifact("is_relu of a cut is true or false")
     cut = Cut(
         number=integer(value["number"]),
         name=text(value["name"]),
@@ -539,7 +551,7 @@ def _cut(value: dict[str, Any], nodes: int) -> Cut:
         shapes=tuple(tuple(integer(size) for size in shape) for shape in value["shapes"]),
         dtypes=tuple(text(dtype) for dtype in value["dtypes"]),
         bytes_per_sample=integer(value["bytes_per_sample"]),
-        is_relu=bool(value["is_relu"]),
+        is_relu=value["is_relu"],
     )
     if any(size < 0 for shape in cut.shapes for size in shape) or not set(cut.dtypes) <= set(DTYPE_BYTES):
         raise UnsafeArtifact(f"cut {cut.number} declares tensors that there are none of")

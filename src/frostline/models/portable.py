@@ -11,9 +11,18 @@ import torch
 from torch import nn
 
 from frostline.core import Graph, TensorSpec
+from frostline.core.declared import refuse_unknown_fields
 from frostline.core.errors import ModelError, NotTraceable, UnsafeArtifact
 from frostline.engines.graph_runner import Runner, leaf_values, refused_call, resolve_allowed
-from frostline.models.artifact import flatten_tensors, graph_from_json, graph_to_json, integer, restore_tensors, text
+from frostline.models.artifact import (
+    GRAPH_FIELDS,
+    flatten_tensors,
+    graph_from_json,
+    graph_to_json,
+    integer,
+    restore_tensors,
+    text,
+)
 from frostline.models.cuts import contiguous_copies
 from frostline.models.frozen import FrozenPart, equals_whole, features_of, order_graph
 from frostline.models.graph import after, before, guard_inputs, map_cut
@@ -103,6 +112,7 @@ def head_from_json(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     Raises:
         UnsafeArtifact: The values name or declare something that is not allowed.
     """
+    refuse_unknown_fields(value, ("training", "evaluation", "orders", "trained"), "a head")
     turned = restore_tensors(tensors, value["orders"])
     trained = tuple(text(name) for name in value["trained"])
     if not all(turned[name].is_floating_point() for name in trained):
@@ -211,6 +221,8 @@ class _Names:
 
 
 def _mode(value: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Mode:
+    refuse_unknown_fields(value, ("graph", "places"), "a mode of a head")
+    refuse_unknown_fields(value["graph"], GRAPH_FIELDS, "a graph")
     graph = graph_from_json(value["graph"])
     places = tuple(integer(place) for place in value["places"])
     if len(places) != len(graph.inputs) or len(graph.outputs) != 1 or min(places) < 0:

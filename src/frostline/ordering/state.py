@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from frostline.core.declared import parse_json
 from frostline.core.errors import OrderMismatch, SettingError
 from frostline.core.system import __version__
 from frostline.ordering.orders import EpochOrder, check_inside, check_number
@@ -205,7 +206,10 @@ class RecordedOrder:
             raise OrderMismatch("this recorded order is damaged: its checksum does not hold")
         line, _, moved = body.removeprefix(_MAGIC).partition(b"\n")
         try:
-            about = json.loads(line)
+            about = parse_json(line)
+            unknown = sorted(about.keys() - {"state", "rows", "bytes"})
+            if unknown:
+                raise OrderMismatch(f"this recorded order has a field {unknown[0][:50]!r}, which none has")
             width = next(dtype for dtype in _WIDTHS if np.dtype(dtype).itemsize == about["bytes"])
             offsets = np.frombuffer(moved, np.dtype(width).newbyteorder("<"), about["rows"])
             positions = offsets.astype(np.int64) + np.arange(len(offsets))

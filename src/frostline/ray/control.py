@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from frostline.core.config import environment
+from frostline.core.declared import parse_json
 from frostline.core.errors import NodeUnreachable, SettingError
 from frostline.core.files import make_private_folder, with_schema, without_schema
 from frostline.ray.scaling import NAMESPACE, ClusterSettings
@@ -70,7 +71,7 @@ def folder() -> Path:
 def running_address() -> str | None:
     """The address of the Ray that was started here; None where none runs."""
     try:
-        found = without_schema(json.loads((folder() / "head.json").read_text()), _FORMAT, folder())
+        found = without_schema(parse_json((folder() / "head.json").read_bytes()), _FORMAT, folder(), ("address", "pid"))
         address, pid = str(found["address"]), int(found["pid"])
     except (OSError, ValueError, KeyError, TypeError, SettingError):
         return None

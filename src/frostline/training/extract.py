@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import torch
 
 from frostline.core import REFERENCE, Samples, SampleTable, Skipped
+from frostline.core.declared import parse_json
 from frostline.core.errors import DataError, ModelError, SettingError, TooManySkipped
 from frostline.core.events import Observer, PhaseStarted, ProgressMade
 from frostline.core.files import with_schema, without_schema
@@ -150,7 +151,7 @@ class Parts:
             table = _read(self._path(number))
         except (pa.ArrowException, OSError):
             return None
-        about = json.loads(table.schema.metadata[_KEY])
+        about = parse_json(table.schema.metadata[_KEY])
         skipped = tuple(Skipped(**record) for record in about["skipped"])
         expected = self._ids_at(np.array(self._ranges.of(number), np.int64))
         lost = np.array([sample.id for sample in skipped], np.int64)
@@ -195,7 +196,8 @@ class Previous:
         """
         try:
             state = pq.ParquetFile(_place(out), page_checksum_verification=True).read(use_threads=False)
-            about = without_schema(json.loads(state.schema.metadata[_ABOUT]), _FORMAT, _place(out))
+            said = parse_json(state.schema.metadata[_ABOUT])
+            about = without_schema(said, _FORMAT, _place(out), ("identity", "sha256"))
             if about["identity"] == _plain(identity) and about["sha256"] == _sha256(out):
                 return cls(state["id"].to_numpy(), state["key"].to_numpy(), _reader(out))
         except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, SettingError):

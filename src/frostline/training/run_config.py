@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
+from frostline.core.declared import parse_json
 from frostline.core.errors import SettingError
 from frostline.core.files import (
     lock,
@@ -273,7 +274,8 @@ class RunConfig:
         """
         path = folder / _FILE
         try:
-            found = cls(**_checked(without_schema(json.loads(read_regular(path, _MAX_BYTES)), _FORMAT, path)))
+            said, known = parse_json(read_regular(path, _MAX_BYTES)), (field.name for field in fields(cls))
+            found = cls(**_checked(without_schema(said, _FORMAT, path, known)))
         except (FileNotFoundError, NotADirectoryError):
             raise SettingError(
                 f"there is no run in {folder}: it has no {_FILE}, which frostline train --out writes when it begins"
@@ -305,9 +307,6 @@ class RunConfig:
 def _checked(value: dict[str, Any]) -> dict[str, Any]:
     """The fields of a config, which anybody may have written; a wrong one raises ``TypeError`` or ``ValueError``."""
     outputs, classes = value.get("outputs"), value.get("classes", [])
-    unknown = sorted(value.keys() - {field.name for field in fields(RunConfig)})
-    if unknown:
-        raise ValueError(f"it has a field {unknown[0]!r}, which no run has")
     if not isinstance(value.get("options"), dict) or not isinstance(value.get("identity", {}), dict):
         raise TypeError("options and identity have names")
     if type(outputs) is not int or not 0 < outputs <= _MAX_OUTPUTS:

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
+from frostline.core.declared import parse_json
 from frostline.core.errors import SettingError
 from frostline.core.events import Evaluated
 from frostline.core.files import read_regular, with_schema, without_schema
@@ -40,6 +41,7 @@ _PARTS = ("head", "optimizer", "best", "random")
 # optimizer, all in 32 bits where the network has 16; and losses of 2^25 steps.
 _TIMES, _BESIDE_BYTES = 8, 256 << 20
 _LISTS = ("losses", "epoch_losses")
+_PLAIN = tuple(field.name for field in fields(Checkpoint) if field.name not in (*_PARTS, *_LISTS))
 
 
 def begin_run(folder: Path, config: RunConfig) -> None:
@@ -194,8 +196,7 @@ def _checksum(plain: str, tensors: Mapping[str, torch.Tensor]) -> str:
 
 def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
     """What of it is no tensor, as JSON."""
-    names = [field.name for field in fields(checkpoint) if field.name not in (*_PARTS, *_LISTS)]
-    values = {name: getattr(checkpoint, name) for name in names}
+    values = {name: getattr(checkpoint, name) for name in _PLAIN}
     return values | {"scores": [asdict(score) for score in checkpoint.scores]}
 
 
@@ -213,7 +214,7 @@ def _read(path: Path, max_bytes: int) -> Checkpoint:
     tensors = load(body)
     try:
         said = metadata(body)
-        plain = without_schema(json.loads(said[_KEY]), _FORMAT, path)
+        plain = without_schema(parse_json(said[_KEY]), _FORMAT, path, _PLAIN)
         plain["scores"] = tuple(Evaluated(**score) for score in plain["scores"])
         plain |= {name: tuple(tensors[f"list/{name}"].tolist()) for name in _LISTS}
         plain |= {part: dict(_part(tensors, part)) for part in _PARTS}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frostline.core.config import NodeSettings, cache_folder
+from frostline.core.declared import parse_json
 from frostline.core.errors import SettingError
 from frostline.core.files import with_schema, without_schema
 from frostline.core.system import __version__
@@ -254,12 +255,15 @@ def keep(measured: MeasuredSituation) -> Path:
     return path
 
 
+_KEPT = ("asked", "measured", "fallback", "situation")
+
+
 def find(job: JobSettings) -> MeasuredSituation | None:
     """The latest measurement that answers for a job, or None where this version of Frostline kept none."""
     asked = measurement_key(job)
     try:
         place = _place(asked)
-        kept = without_schema(json.loads(place.read_text(encoding="utf-8")), _FORMAT, place)
+        kept = without_schema(parse_json(place.read_bytes()), _FORMAT, place, _KEPT)
         situation = Situation.from_json(kept["situation"])
         return MeasuredSituation(asked=asked, at=kept["measured"], situation=situation, fallback=kept["fallback"])
     except (OSError, ValueError, LookupError, TypeError, SettingError):

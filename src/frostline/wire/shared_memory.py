@@ -29,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core import FeatureBatch, PackedTensor, Skipped
+from frostline.core.declared import parse_json
 from frostline.core.errors import FrostlineError
 from frostline.core.system import crc32
 from frostline.wire.codecs import CODECS
@@ -170,9 +171,9 @@ def _exactly(come_from: socket.socket, nbytes: int) -> memoryview:
 
 def _object(text: memoryview) -> dict[str, Any]:
     try:
-        value = json.loads(bytes(text))
+        value = parse_json(bytes(text))
     except (ValueError, RecursionError) as error:
-        raise BrokenFrame("a frame holds no JSON") from error
+        raise BrokenFrame(f"a frame holds no JSON: {error}") from error
     if not isinstance(value, dict):
         raise BrokenFrame("a frame holds no JSON object")
     return value

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from frostline.core import Samples, Skipped
+from frostline.core.declared import parse_json
 from frostline.core.errors import DataError, TooManySkipped
 from frostline.core.events import Observer, ProgressMade, SampleSkipped
 from frostline.datasets.copy.layout import (
@@ -262,7 +263,7 @@ class CopiedPart:
     def from_json(cls, data: bytes, number: int) -> "CopiedPart | None":
         """The part of that number; None where its record is damaged."""
         try:
-            value = json.loads(data)
+            value = parse_json(data)
             objects = {
                 name: CopiedObject(int(fields[0]), str(fields[1]), str(fields[2]))
                 for name, fields in value["objects"].items()
@@ -277,7 +278,7 @@ class CopiedPart:
             )
         except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
             return None
-        return part if part.number == number else None
+        return part if part.number == number and value.keys() == asdict(part).keys() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core.config import cache_folder
+from frostline.core.declared import parse_json
 from frostline.core.errors import ObjectNotFound, SettingError
 from frostline.core.events import Observer, PhaseStarted
 from frostline.core.files import with_schema, without_schema
@@ -241,18 +242,18 @@ class _Copy:
             if other is not None:
                 raise SettingError(f"{url} is not empty, it holds {other}: choose another destination for the copy")
             self._records.write(_CLAIM, json.dumps(with_schema(claim, _FORMAT), indent=1).encode())
-        elif self._claimed(there[_CLAIM]) != claim:
+        elif self._claimed(there[_CLAIM], claim) != claim:
             raise SettingError(f"{url} holds a copy of other data, or one made otherwise: choose another destination")
 
-    def _claimed(self, entry: Entry) -> Any:
+    def _claimed(self, entry: Entry, known: Iterable[str]) -> Any:
         try:
-            value = json.loads(bytes(self._records.read(_CLAIM, 0, min(entry.size, _CLAIM_BYTES))))
+            value = parse_json(bytes(self._records.read(_CLAIM, 0, min(entry.size, _CLAIM_BYTES))))
         except (RecursionError, ValueError) as error:
             raise SettingError(
-                f"{_CLAIM} at {self._records.url} is damaged, which says what is copied to {self._store.url}: "
+                f"{_CLAIM} at {self._records.url} is damaged, and says what is copied to {self._store.url} ({error}): "
                 "remove all that lies there, or choose another destination"
             ) from error
-        return without_schema(value, _FORMAT, f"{_CLAIM} at {self._records.url}")
+        return without_schema(value, _FORMAT, f"{_CLAIM} at {self._records.url}", known)
 
     def _sweep(self, there: Iterable[str]) -> None:
         """Remove what a run that was killed had begun to write, in every folder that a copy writes to."""

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core import Samples, Skipped
+from frostline.core.declared import parse_json
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, label_column, label_numbers
 from frostline.datasets.formats.folders import NO_MASK, Mask, target_columns
@@ -185,13 +186,18 @@ class Layout:
             DataError: the text is damaged, or of another version.
         """
         try:
-            value = json.loads(bytes(data))
+            value = parse_json(bytes(data))
             if value.pop("format") != _FORMAT:
                 raise DataError("a ready format of another version: make it again")
+            unknown = sorted(value.keys() - {field.name for field in fields(cls)})
+            if unknown:
+                raise DataError(f"the layout of a ready format has a field {unknown[0][:50]!r}, which none has")
             columns = tuple(map(str, value.pop("columns", ())))
             return cls(**{**value, "applied": Applied.from_json(value["applied"]), "columns": columns})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise DataError("the layout of a ready format is damaged: make it again in an empty place") from error
+            raise DataError(
+                f"the layout of a ready format is damaged ({error}): make it again in an empty place"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

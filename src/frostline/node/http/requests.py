@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from frostline.batching import readable_bytes
 from frostline.core.audit import AuditLog
-from frostline.core.declared import first_twice, refuse_unknown_fields
+from frostline.core.declared import FieldTwice, first_twice, parse_json, refuse_unknown_fields
 from frostline.core.errors import (
     AccessDenied,
     AnswerDamaged,
@@ -132,7 +132,9 @@ def parsed_json(body: bytearray) -> object:
     """
     try:
         text = body.decode(json.detect_encoding(body))
-        value: object = json.loads(text, object_pairs_hook=_each_once)
+        value: object = parse_json(text)
+    except FieldTwice as error:
+        raise BadRequest(f"the body has {error}") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if _MAYBE_HALF.search(text):
@@ -147,13 +149,6 @@ def parsed_json(body: bytearray) -> object:
 # What JSON writes halves of characters as: two that belong together are a character, and one of the last 128 is a byte
 # of a name that is no UTF-8.
 _MAYBE_HALF = re.compile(r"\\u[dD][89a-fA-F]")
-
-
-def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise BadRequest(f"the body has the field {str(first_twice(name for name, _ in pairs))[:50]!r} twice")
-    return found
 
 
 def check_parameters(request: Request, known: Iterable[str] = ()) -> None:

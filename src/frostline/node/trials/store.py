@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from frostline.core.declared import parse_json
 from frostline.core.errors import SettingError
 from frostline.core.files import make_private_folder, replace_file, with_schema, without_schema
 from frostline.core.system import __version__
@@ -76,7 +77,7 @@ class TrialStore:
         """The stored trial of an engine at a cut, which then counts as used; None if there is none."""
         path = self._path(digest, trial)
         try:
-            found = Trial(**_read(path)["trial"])
+            found = Trial(**_read(path, "trial", "circumstances")["trial"])
             os.utime(path.parent)
         except (OSError, ValueError, KeyError, TypeError, SettingError):
             return None
@@ -94,7 +95,8 @@ class TrialStore:
     def error(self, digest: str, trial: Trial, samples: str) -> float | None:
         """The measured error of an engine at a cut on some samples; None if it is unknown."""
         try:
-            found = _read(self._path(digest, trial, samples))["error"]
+            known = ("engine", "cut", "samples", "error", "circumstances")
+            found = _read(self._path(digest, trial, samples), *known)["error"]
         except (OSError, ValueError, KeyError, TypeError, SettingError):
             return None
         return float(found) if isinstance(found, int | float) else None
@@ -144,8 +146,8 @@ class TrialStore:
         }
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return without_schema(json.loads(path.read_bytes()), _FORMAT, path)
+def _read(path: Path, *known: str) -> dict[str, Any]:
+    return without_schema(parse_json(path.read_bytes()), _FORMAT, path, known)
 
 
 def _write(path: Path, value: dict[str, object]) -> None:

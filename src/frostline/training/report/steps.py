@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from frostline.core import EXACT, FLOAT32, LOSSY, SampleTable
+from frostline.core.declared import parse_json
 from frostline.core.errors import SettingError
 from frostline.core.files import append_line, read_regular, warn_not_kept, with_schema, without_schema
 from frostline.loaders import Batch
@@ -326,7 +327,7 @@ class RecordedSteps:
         path = folder / _FILE
         first, *lines = _lines(path)
         try:
-            head = without_schema(_parsed(first), _FORMAT, path)
+            head = without_schema(_parsed(first), _FORMAT, path, ("accuracy", "weights"))
             accuracy, weights = _checked(head["accuracy"], head["weights"])
         except (LookupError, ValueError, RecursionError) as error:
             raise SettingError(f"the first line of {path} is damaged ({error}): nothing can be compared") from error
@@ -379,7 +380,7 @@ def _line(value: dict[str, Any]) -> str:
 
 def _parsed(line: bytes) -> dict[str, Any]:
     """A line's value; ``ValueError`` where its checksum is another one."""
-    value = json.loads(line)
+    value = parse_json(line)
     if not isinstance(value, dict):
         raise ValueError("it has no fields")  # noqa: TRY004 -- as of all that is no line of a record
     said = value.pop(_SUM, None)
