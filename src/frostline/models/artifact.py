@@ -24,7 +24,7 @@ from safetensors.torch import save as save_tensors
 
 from frostline.core import Cut, Graph, GraphNode, Ref, TensorSpec, Token
 from frostline.core.declared import parse_json, refuse_unknown_fields
-from frostline.core.errors import ModelError, OverBudget, SettingError, UnsafeArtifact
+from frostline.core.errors import BadRequest, ModelError, OverBudget, SettingError, UnsafeArtifact
 from frostline.core.graph import Argument, Lengths, Stretch, at_length, buckets, references
 from frostline.engines.graph_runner import ALLOWED, MAX_REFERENCES, check_call, leaf_values, refused_call
 from frostline.engines.measure import (
@@ -427,7 +427,7 @@ def read_prefix(body: bytes | memoryview) -> Prefix:
         graph = parse_json(metadata(body)[_KEY])
         tensors = load_tensors(bytes(body))
         prefix = _prefix(graph, tensors)
-    except BROKEN as error:
+    except (BadRequest, *BROKEN) as error:
         raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {str(error)[:300]}") from error
     return prefix
 
@@ -469,7 +469,7 @@ def read_outline(header: bytes) -> Prefix:
         declared = parse_json(header)
         graph = parse_json(declared.pop("__metadata__")[_KEY])
         return _prefix(graph, {text(name): _bare(value) for name, value in declared.items()})
-    except BROKEN as error:
+    except (BadRequest, *BROKEN) as error:
         raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {str(error)[:300]}") from error
 
 
