@@ -278,7 +278,7 @@ class KeptState(_Walk):
 
     def _tensor(self, value: torch.Tensor) -> None:
         with torch._C.DisableTorchFunction():  # noqa: SLF001 (nobody who watches what code reads shall see this)
-            if has_values(value) and value.layout == torch.strided:
+            if has_values(value):
                 self._undo.append(partial(_restore_data, value, value.data))
             if value.is_leaf and value.requires_grad:
                 self._undo.append(partial(_restore_grad, value, value.grad))

@@ -156,7 +156,7 @@ class Checkpoint:
         epoch_losses: mean loss of every epoch that was trained to its end.
         samples: samples handed to the head so far.
         scores: scores of the held-out samples after each epoch.
-        is_over: no step is left.
+        is_over: True once no step is left.
         head: tensors of the head, by name.
         optimizer: tensors of the optimiser's state, by number of the parameter and name.
         best: tensors of the head that was best so far; empty where held-out loss decides nothing.

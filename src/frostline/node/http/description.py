@@ -40,7 +40,7 @@ class Body:
     Attributes:
         said: sentences about it.
         kind: type of the message, where it is JSON.
-        others: other media types in which it may come, and sentences about each.
+        others: media types in which it may come too, and sentences about each.
     """
 
     said: str
