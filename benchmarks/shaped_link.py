@@ -10,16 +10,18 @@ encoded images are read from DIR by the node. Bytes are counted at the interface
 - rules: for each network and bandwidth one job measures first and plans; then each rule's plan fetches one epoch and
   trains the head on it. The samples a second of the epoch's middle part are compared with the prediction, which is for
   the steady state; those of the whole epoch are kept too. An epoch needs three times the samples of the requests under
-  way (16 x --window), or there is no steady state. Rules that choose the same share one run.
+  way (16 x --window), or there is no steady state. Rules that choose the same share one run. `default` is no rule: a
+  job that measures nothing first deals each request when it is sent; its second and third epoch count.
 - cuts: the rules, and each cut by itself, as HAPI's authors ran all of theirs. A cut is not run that cannot be the best
   one: even a third of its bytes take longer over the link than the fastest plan takes for all, or it is predicted to
   reach less than 0.7 of that plan's speed. What is within 10 % of the fastest is run twice. Told is how many cuts were
-  not run, and in how many cells a rule's choice is as fast as the fastest cut, or within 5 %.
+  not run, and in how many cells a rule's choice is within 5 % of the fastest of all that was run.
 - change: one job fetches epoch after epoch while the link's rate is changed under it every so many seconds; then the
   same epochs are run undisturbed. Told is when the plan changed after each change of the link, to what, and the samples
   a second in each stretch; and whether samples, order and losses were the same.
 """
 
+import collections
 import json
 import os
 import statistics
@@ -48,6 +50,8 @@ NOISE = 0.10
 # How near our choice must be to the fastest cut to count as it.
 NEAR = 0.05
 CUT = "cut "
+# No rule, but what a job does by default.
+DEFAULT = "default"
 # Times that no codec of ours makes activations smaller without loss.
 SQUEEZED = 3
 # A cut that is predicted to reach less of the fastest plan's speed is not run: predictions were off by 31 % at most.
@@ -134,9 +138,11 @@ def over_one_network(wanted, link, url, network, trainer):
             plans["best"]["not_run"] = len(plans["best"]["bytes"]) - len(cuts)
             plans |= cuts
             runs.run_the_fastest_again()
+        plans[DEFAULT] = trainer.ask(do="run by default", url=url)
         for rule, plan in plans.items():
             row = {"network": network, "mbit": mbit, "rule": rule, **plan}
-            row["runs"] = [in_store] if rule == "all_in_store" else runs.of(plan["mixture"])
+            if "runs" not in row:
+                row["runs"] = [in_store] if rule == "all_in_store" else runs.of(plan["mixture"])
             rows.append({**row, "measured": statistics.median(map(rate, row["runs"]))})
             print(said(rows[-1]), flush=True)
         yield rows
@@ -193,8 +199,9 @@ def rate(run):
 
 def said(row):
     ways = ", ".join(f"{share:.0%} cut {cut} {codec}" for cut, codec, share in row["mixture"]) or "trains on the node"
+    predicted = f"predicted {row['predicted']:7.1f}" if row["predicted"] else "predicts nothing "
     return (
-        f"{row['network']:20} {row['mbit']:5} Mbit/s {row['rule']:13} predicted {row['predicted']:7.1f} "
+        f"{row['network']:20} {row['mbit']:5} Mbit/s {row['rule']:13} {predicted} "
         f"measured {row['measured']:7.1f} samples/s  {ways}"
     )
 
@@ -249,7 +256,8 @@ def engines_of(wanted):
 def trainer_inside(wanted):
     side = Trainer(wanted)
     does = {"plan": side.plan, "run": side.run, "follow": side.follow, "train": side.train}
-    answer_questions({**does, "plan one cut": side.plan_one_cut, "train in the store": side.in_store})
+    does |= {"plan one cut": side.plan_one_cut, "run by default": side.by_default}
+    answer_questions({**does, "train in the store": side.in_store})
 
 
 class Trainer:
@@ -291,7 +299,7 @@ class Trainer:
         # One run's rows a request, on either side, so that no run has rows to spare.
         chosen = {"cache_bytes": 0, "samples_per_request": BATCH, "device_batch": BATCH, "measure_first": True}
         options = {"preprocess": self._network.preprocess, "near": url, "accuracy": self._accuracy}
-        settings = fl.LoaderSettings(**chosen, **settings)
+        settings = fl.LoaderSettings(**{**chosen, **settings})
         self._job = fl.offload(self._network.model, self._data, settings=settings, on_event=self._observe, **options)
         return self._job
 
@@ -318,7 +326,7 @@ class Trainer:
         from frostline.core.events import Replanned, RequestFinished
 
         if isinstance(event, RequestFinished):
-            self._finished.append((time.perf_counter(), event.samples))
+            self._finished.append((time.perf_counter(), event.samples, event.route))
         elif isinstance(event, Replanned):
             self._replans.append((time.monotonic(), event.after, event.reason))
 
@@ -327,6 +335,20 @@ class Trainer:
         from frostline.core import Route
 
         self._job.use({Route(cut, codec): share for cut, codec, share in mixture})
+        return self.epoch()
+
+    def by_default(self, url):
+        """Three epochs of a job that measures nothing first, the first of which shows it what each way takes."""
+        self.begin(url, requests_in_flight=self._window, measure_first=False)
+        _, *runs = [self.epoch() for _ in range(3)]
+        rows = collections.Counter()
+        for _, samples, route in self._finished:
+            rows[route.cut, route.codec] += samples
+        mixture = [(*way, samples / rows.total()) for way, samples in rows.most_common()]
+        return {"predicted": None, "mixture": mixture, "runs": runs}
+
+    def epoch(self):
+        """One epoch as the job deals it now, and how fast it was."""
         before, started = received_bytes(), time.perf_counter()
         self._finished.clear()
         optimizer = self.optimizer()
@@ -394,8 +416,8 @@ def steady_rate(finished):
     Before that the window still opens, request by request; after it ever fewer are under way. Requests that are
     finished are counted rather than batches handed over, which come in order and therefore in bursts.
     """
-    total, done, inside = sum(rows for _, rows in finished), 0, []
-    for at, rows in finished:
+    total, done, inside = sum(rows for _, rows, _ in finished), 0, []
+    for at, rows, _ in finished:
         done += rows
         if 0.25 * total <= done <= 0.92 * total:
             inside.append((at, done))
@@ -429,7 +451,7 @@ def rules_table(rows):
 def judged(rows, by, cells):
     """How near predictions were, how far ours is ahead, and where it is not."""
     said_of_cuts, rows = judged_cuts(rows), [row for row in rows if not row["rule"].startswith(CUT)]
-    here = [row for row in rows if row["rule"] != "all_in_store"]
+    here = [row for row in rows if row["rule"] not in ("all_in_store", DEFAULT)]
     plans_of = {
         "Our plans'": [row for row in here if row["rule"] == "best"],
         "The rules'": [row for row in here if row["rule"] != "best"],
@@ -460,7 +482,7 @@ def judged_cuts(rows):
             cells.setdefault((row["network"], row["mbit"]), {})[row["rule"]] = row["measured"]
     if not any(rule.startswith(CUT) for rates in cells.values() for rule in rates):
         return []
-    near = dict.fromkeys(RULES, 0)
+    near = dict.fromkeys((*RULES, DEFAULT), 0)
     for (network, mbit), rates in cells.items():
         fastest = max(rates, key=rates.get)
         for rule in near.keys() & rates.keys():
@@ -473,7 +495,7 @@ def judged_cuts(rows):
     )
     ran, without = sum(row["rule"].startswith(CUT) for row in rows), sum(row.get("not_run", 0) for row in rows)
     return [
-        f"Cells of {len(cells)} in which a rule is within {NEAR:.0%} of the fastest cut: {counts}.",
+        f"Cells of {len(cells)} in which a rule is within {NEAR:.0%} of the fastest of all that was run: {counts}.",
         f"Cuts that were run: {ran}. Not run, since they cannot be the fastest: {without}.",
         *lines,
     ]

@@ -294,7 +294,7 @@ def test_refuses_an_unknown_split(data, tmp_path):
         changed.save_splits({"train": data})
 
 
-@pytest.mark.parametrize("damage", ["cut off", "no JSON", "other fields", "gone", "deep"])
+@pytest.mark.parametrize("damage", ["cut off", "no JSON", "other fields", "gone", "deep", "short", "empty"])
 def test_splits_that_cannot_be_read_are_refused_by_name_and_stay(data, tmp_path, damage):
     path = Path(unquote(urlsplit(data.save_splits({"train": data.take(3), "test": data.take(2)})).path))
     [about] = path.parent.glob(f"{path.name[:16]}*.json")
@@ -303,6 +303,8 @@ def test_splits_that_cannot_be_read_are_refused_by_name_and_stay(data, tmp_path,
             path.write_bytes(path.read_bytes()[:100])
         case "gone":
             path.unlink()
+        case "short" | "empty":
+            about.write_bytes(about.read_bytes()[: 100 if damage == "short" else 0])
         case _:
             values = {"no JSON": b"{", "other fields": b'{"schema": 3}', "deep": b"[" * 256}
             about.write_bytes(values[damage].ljust(256))

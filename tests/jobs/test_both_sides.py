@@ -177,6 +177,22 @@ def test_no_run_of_the_trainer_is_filled_up_where_another_request_could_fill_it(
     assert [rows for rows, size in runs if rows < size][1:] == []  # the last samples of the pass
 
 
+@pytest.mark.parametrize(("accuracy", "fixed"), [("exact", True), ("float32", False)])
+def test_a_node_fills_up_runs_only_where_every_bit_is_wanted(folder, expected, monkeypatch, accuracy, fixed):
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    asked, features = [], HttpTransport.features
+
+    def noted(transport, request):
+        asked.extend([request.fixed_rows] * (request.cut > 1))
+        return features(transport, request)
+
+    monkeypatch.setattr(HttpTransport, "features", noted)
+    with node_elsewhere(folder) as url, job_near(url, folder, accuracy=accuracy) as job:
+        while not asked:  # the node takes some seconds to be ready
+            np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+    assert set(asked) == {fixed}
+
+
 @pytest.mark.skipif(absence("openvino", "cpu") is not None, reason="OpenVINO is not installed")
 def test_the_trainer_computes_by_an_engine_too_and_the_next_job_knows_it(folder, expected, monkeypatch):
     monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)

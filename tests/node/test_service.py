@@ -28,6 +28,7 @@ from frostline.core.errors import (
     UnsafeArtifact,
 )
 from frostline.engines.measure import GraphLimits
+from frostline.engines.torch import TorchEngine
 from frostline.models import artifact, cut_network, freeze
 from frostline.models.artifact import header_of, read_outline, read_prefix, tokenizer_of, write_prefix
 from frostline.models.tracing import takes_rows
@@ -69,6 +70,31 @@ def node_at(folder, memory_bytes=SMALL, **settings):
 @pytest.fixture
 def images(tmp_path):
     return make_images(tmp_path / "images", 6)
+
+
+@pytest.mark.parametrize(("fixed", "runs"), [(True, [16, 16]), (False, [16, 8])])
+def test_a_run_may_have_no_more_rows_than_are_wanted(tmp_path, monkeypatch, fixed, runs):
+    """A slow network then takes half as long for a few; what one way made serves no request of the other."""
+    folder, network, ran, run = make_images(tmp_path / "images", 22), small_network(), [], TorchEngine.run_divided
+
+    def noted(engine, pixels, *more):
+        ran.append(len(pixels))
+        return run(engine, pixels, *more)
+
+    monkeypatch.setattr(TorchEngine, "run_divided", noted)
+    digest, body = artifact_of(network)
+    samples = samples_of(folder, with_versions=True)
+    asked = request(folder, network.cuts[-1].number, digest, samples)
+    with node_at(folder, device_batch=16, cache_folder=str(tmp_path / "cache")) as node:
+        node.put_prefix(digest, body)
+        ran.clear()
+        other = joined(node.features(replace(asked, fixed_rows=not fixed)))
+        ran.clear()
+        for _ in range(2):
+            made = joined(node.features(replace(asked, fixed_rows=fixed)))
+            assert made[0] == other[0]
+            np.testing.assert_allclose(made[1][0], other[1][0], rtol=1e-5, atol=1e-6)
+    assert ran == runs, "and the second time none"
 
 
 def held_by(node, share):

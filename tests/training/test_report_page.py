@@ -11,6 +11,7 @@ from frostline.core.units import in_percent
 from frostline.profiles import Trial
 from frostline.training.report.page import render_page
 from frostline.training.report.report import RouteUsage, WorkLocation
+from frostline.transport import NodeUse
 from support.pages import (
     HOSTILE,
     asks_for_nothing,
@@ -54,6 +55,7 @@ def a_hostile_report():
         replans=(Replanned(at_s=1.0, samples=1, before=HOSTILE, after=HOSTILE, reason=HOSTILE),),
         stages={HOSTILE: 1.0},
         where=(WorkLocation(part=HOSTILE, where=HOSTILE),),
+        nodes=(NodeUse(url=HOSTILE, trouble=HOSTILE),),
         skipped=(Skipped(id=7, object=HOSTILE, reason=HOSTILE),),
         settings={HOSTILE: [HOSTILE]},
         versions={HOSTILE: HOSTILE},
@@ -98,6 +100,17 @@ def test_the_page_says_how_the_samples_came_and_what_was_lost():
     shares = [in_percent(item.share) for item in a_plan().mixture]
     for words in (*shares, "73.8 samples/s", "70.1 samples/s", "0.0062", "the link carries 5.00 MB/s"):
         assert words in page
+
+
+def test_the_page_says_what_each_of_several_nodes_did_and_what_failed():
+    nodes = (
+        NodeUse(url="http://a:7070", requests=4_321, samples=98_765, retries=17),
+        NodeUse(url="http://b:7070", requests=29, samples=31, failures=23, damaged=5, trouble="it is silent <b>"),
+    )
+    page = render_page(a_report(nodes=nodes))
+    for words in ("http://a:7070", "98,765", "4,321", "17", "http://b:7070", "23", "it is silent &lt;b&gt;"):
+        assert words in page
+    assert "What each node did" not in render_page(a_report(nodes=()))
 
 
 def test_the_page_of_a_run_without_a_measured_plan_says_where_to_find_one():

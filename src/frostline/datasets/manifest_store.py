@@ -31,7 +31,7 @@ from frostline.datasets.formats.ready import LAYOUT
 from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, open_copy, opened_copy
 from frostline.ordering import Chosen
 from frostline.stores.local import FolderStore
-from frostline.stores.protocols import Buffer, ObjectStore, Prunable, Readable
+from frostline.stores.protocols import Buffer, Described, ObjectStore, Prunable, Readable
 from frostline.stores.urls import object_url
 
 __all__ = (
@@ -180,7 +180,9 @@ class NamedSplits:
         for store in filter(None, (self._store, self._in_cache())):
             try:
                 text = bytes(store.read(self._about, 0, _ABOUT_BYTES))
-            except _ABSENT:
+            except _ABSENT as error:
+                if _is_there(store, self._about):  # and shorter than any that was saved
+                    raise self._damage(store, error) from error
                 continue
             return self._understood(store, text)
         return {}
@@ -191,11 +193,14 @@ class NamedSplits:
             about = without_schema(parse_json(text), _FORMAT, place, ("object", "nbytes"))
             return self._parsed(bytes(store.read(str(about["object"]), 0, int(about["nbytes"]))))
         except (*_ABSENT, ValueError, LookupError, TypeError, RecursionError, pa.ArrowException) as error:
-            # Taken for none, they would be written over, and what was held out would be trained on.
-            raise SettingError(
-                f"the splits that were saved at {place} cannot be read ({error}), and stay as they are: put back a "
-                "copy, or remove that file to save others"
-            ) from error
+            raise self._damage(store, error) from error
+
+    def _damage(self, store: ObjectStore, why: Exception) -> SettingError:
+        # Taken for none, they would be written over, and what was held out would be trained on.
+        return SettingError(
+            f"the splits that were saved at {object_url(store.url, self._about)} cannot be read ({why}), and stay as "
+            "they are: put back a copy, or remove that file to save others"
+        )
 
     def save(self, splits: Mapping[str, Chosen]) -> str:
         """Keep them, in place of any of the same name, and say where.
@@ -231,6 +236,13 @@ class NamedSplits:
         table = pq.ParquetFile(pa.py_buffer(data)).read(use_threads=False)
         rows = zip(table["name"].to_pylist(), table["bits"], strict=True)
         return {name: Chosen(np.frombuffer(bits.as_buffer(), np.uint8), self._size) for name, bits in rows}
+
+
+def _is_there(store: ObjectStore, name: str) -> bool:
+    try:
+        return isinstance(store, Described) and bool(store.describe(name))
+    except _ABSENT:
+        return False
 
 
 def _splits_file(splits: Mapping[str, Chosen]) -> bytes:

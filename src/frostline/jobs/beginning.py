@@ -99,8 +99,10 @@ def begin(
     health = context.asking(context.transport.health)
     kept = MeasurementCache(cache_folder() / "measurements", measurement_key(context, health, len(nodes)))
     tries_here = total_samples(context) >= _MIN_TO_TRY and can_be_tried(context)
-    rows_here = ROWS if tries_here else context.settings.device_batch
-    both_sides = both_sides_of(context, health, len(nodes), rows_here, network.row_s)
+    # What an engine may change more, another number of rows may: neither side fills its runs up.
+    engine.fixed_rows = not tries_here
+    run_rows = context.settings.device_batch if engine.fixed_rows else ROWS
+    both_sides = both_sides_of(context, health, len(nodes), run_rows, network.row_s)
     found = kept.get()
     planned = _planned(context, found, both_sides)
     later = None

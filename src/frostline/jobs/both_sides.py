@@ -68,7 +68,7 @@ _LINK_SHARE, _MIN_SHARE, _TELLING_BYTES = 0.95, 0.05, 256 << 10
 
 
 def both_sides_of(
-    context: JobContext, health: Health, nodes: int, rows_here: int, row_s: float | None
+    context: JobContext, health: Health, nodes: int, run_rows: int, row_s: float | None
 ) -> BothSides | None:
     """What deals a job's samples to both sides; None where the trainer cannot do what the node does, or need not.
 
@@ -76,7 +76,7 @@ def both_sides_of(
         context: context of the job.
         health: health of its node, or of one of its nodes.
         nodes: number of nodes.
-        rows_here: rows of each run at the trainer, which is filled up where a request has fewer.
+        run_rows: rows of each run on either side, which is filled up where a request has fewer.
         row_s: seconds that the trainer takes for a row in eager PyTorch; None where nobody knows.
     """
     if _shares_a_core(health, context) or not _can_decode(context.preprocess):
@@ -102,7 +102,7 @@ def both_sides_of(
         bytes_per_sample=lambda route: max(context.cuts[route.cut].bytes_per_sample, line.bytes_per_sample),
         clock=time.monotonic,
         bound=bound,
-        rows_per_run={Route(0): rows_here},
+        rows_per_run={Route(0): run_rows, Route(line.number): run_rows},
         row_s={} if row_s is None else {Route(0): row_s},
     )
     return BothSides(ways)

@@ -72,10 +72,12 @@ class NodeEngine:
     Args:
         accuracy: accuracy that the job allows, for engine and codecs together.
         choice: the choice to begin with.
+        fixed_rows: False if a node may run fewer rows than usual; see ``wire.messages.FeatureRequest``.
     """
 
     accuracy: str | float
     choice: EngineChoice = field(default_factory=EngineChoice)
+    fixed_rows: bool = True
 
     @property
     def name(self) -> str:
@@ -207,6 +209,7 @@ class Fetcher:
             codec=route.codec,
             tolerance=self.engine.tolerance,
             engine=self.engine.name if route.cut > 1 and route.cut not in self.unfit else REFERENCE,
+            fixed_rows=self.engine.fixed_rows,
         )
 
     def features(self, request: FeatureRequest) -> Iterator[FeatureBatch]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from frostline.batching import ROWS, Limit, batch_size, readable_bytes, stretches_of_bytes, stretches_of_work
+from frostline.batching import ROWS, Limit, batch_size, pad_rows, readable_bytes, stretches_of_bytes, stretches_of_work
 from frostline.cache.keys import Tensors
 from frostline.core import EXACT, Cut, FeatureBatch, Samples, Skipped, TensorSpec
 from frostline.core.errors import OverBudget
@@ -283,6 +283,7 @@ class Decoded:
         max_rows: maximum rows of a batch.
         run: run of the prefix on the pixels; None ships the pixels.
         min_rows: minimum rows of a run of the prefix.
+        fixed_rows: True if every run has the same number of rows, because kernels may round differently for others.
         kept: function that returns the cached features for a number of rows per run; None without a cache.
 
     Raises:
@@ -300,6 +301,7 @@ class Decoded:
         max_rows: int,
         run: PrefixRun | None = None,
         min_rows: int = ROWS,
+        fixed_rows: bool = True,
         kept: Callable[[int], CachedFeatures] | None = None,
     ) -> None:
         self._samples = samples
@@ -319,13 +321,13 @@ class Decoded:
             self._made_bytes += self._answer_bytes
             self._sent_bytes += self._answer_bytes
         self._fixed_bytes = packed.fixed_bytes
-        # Every run of a prefix has the same number of rows, because kernels may round differently for others.
-        wanted = len(samples) if run is None else max_rows
+        self._has_fixed_rows = run is not None and fixed_rows
+        wanted = max_rows if self._has_fixed_rows else len(samples)
         fewest = ROWS if run is None else min_rows
         self._rows = batch_size(self._limits(memory, fewest), wanted=wanted, maximum=max_rows)
         if self._rows < fewest:
             self._refuse(memory, fewest)
-        self._kept = None if kept is None else kept(0 if run is None else self._rows)
+        self._kept = None if kept is None else kept(self._rows if self._has_fixed_rows else 0)
         self._max_rows = self._rows
         if self._kept is not None:
             free_bytes = memory.batch_bytes - self._bytes(self._rows)
@@ -354,7 +356,7 @@ class Decoded:
 
     def kept_bytes(self, rows: range, batch: FeatureBatch) -> int:
         """The memory of the answer. An unpacked tensor is a view of the run's output, which includes the padding."""
-        padding = 0 if self._run is None else max(0, self._rows - len(rows))
+        padding = max(0, self._run_rows(len(rows)) - len(rows))
         return (batch.nbytes if batch.packed else len(rows) * self._answer_bytes) + padding * self._answer_bytes
 
     def begin(self, rows: range) -> PendingBatch:
@@ -370,7 +372,7 @@ class Decoded:
         if not wanted:
             return PendingBatch(rows=rows, wanted=(), found=found)
         self._reader.expect(wanted)
-        slab = np.empty((len(wanted) if self._run is None else self._rows, *self._shape), self._dtype)
+        slab = np.empty((self._run_rows(len(wanted)), *self._shape), self._dtype)
         slab[len(wanted) :] = 0
         return PendingBatch(rows=rows, wanted=wanted, slab=slab, found=found)
 
@@ -390,6 +392,11 @@ class Decoded:
         if computed:
             self._keep(work.wanted, made, computed)
         return self._packing(self._answer(work, made, computed))
+
+    def _run_rows(self, rows: int) -> int:
+        if self._run is None:
+            return rows
+        return self._rows if self._has_fixed_rows else pad_rows(rows)
 
     def _computed(self, slab: Slab, rows: int) -> Tensors:
         tensors: Sequence[npt.NDArray[np.generic]] = [slab] if self._run is None else self._run(slab, rows)

@@ -580,6 +580,7 @@ class Node(Closing):
             max_rows=maximum,
             run=run,
             min_rows=fewest,
+            fixed_rows=request.fixed_rows or self._settings.batching != "fair" or self._settings.device != "cpu",
             kept=kept,
         )
 

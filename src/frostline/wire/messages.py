@@ -209,6 +209,9 @@ class FeatureRequest:
         tolerance: the largest relative error that a lossy codec may make in a batch, which is packed without loss
             where it would make more; None takes any.
         engine: engine that runs the prefix; ignored without one.
+        fixed_rows: True if every run of the prefix has the same number of rows, filled up with zeros, so that features
+            do not depend on what else is asked for, to the bit. False lets a processor run only the rows that are
+            wanted, rounded up to a multiple of eight.
         reading: the way that the bytes at the samples' addresses are found: one of ``core.READINGS``.
     """
 
@@ -221,6 +224,7 @@ class FeatureRequest:
     codec: CodecName = EXACT
     tolerance: Amount | None = None
     engine: EngineName = REFERENCE
+    fixed_rows: bool = True
     reading: Annotated[str, OneOf(READINGS)] = OBJECTS
 
     def check(self) -> Self:
@@ -251,6 +255,7 @@ class FeatureRequest:
             "codec": self.codec,
             "tolerance": self.tolerance,
             "engine": self.engine,
+            "fixed_rows": self.fixed_rows,
             "reading": self.reading,
         }
 
