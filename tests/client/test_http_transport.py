@@ -6,6 +6,7 @@ import random
 import re
 import socket
 import threading
+import time
 from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
@@ -218,6 +219,35 @@ def test_a_node_that_falls_silent_is_given_up_after_the_deadline():
         pytest.raises(NodeUnreachable, match="said nothing"),
     ):
         transport.health()
+
+
+def test_an_upload_may_take_longer_than_the_longest_silence():
+    """230 MB of AlexNet take six minutes at 5 Mbit/s."""
+    artifact, taken = bytes(range(256)) * (96 << 10), bytearray()
+    listening = listen("127.0.0.1", 0)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+
+    def serve():
+        peer, _ = listening.accept()
+        with closing(peer):
+            read_request(peer)
+            peer.sendall(http(b"", "404 Not Found"))
+            head = bytearray()
+            while not head.endswith(b"\r\n\r\n"):
+                head += peer.recv(1)
+            peer.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+            for quarter in range(1, 5):
+                time.sleep(1)
+                while len(taken) < quarter * len(artifact) // 4:
+                    taken.extend(peer.recv(64 << 10))
+            peer.sendall(http(b"", "201 Created"))
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with closing(listening), transport_to(f"http://127.0.0.1:{listening.getsockname()[1]}", deadline_s=3) as transport:
+        transport.put_prefix("0" * 64, artifact)
+    thread.join(60)
+    assert taken == artifact
 
 
 @pytest.mark.parametrize("answer", [http(b"<html>welcome"), http(b"[]"), http(b'{"version": 1}')])

@@ -477,6 +477,8 @@ _MAX_JSON = 64 << 20
 # A body as large as this is sent once the node has said that it takes it: it may take minutes to send, and a node that
 # is full says so at once. It may let an upload wait for memory for ten seconds before.
 _ASKED_FIRST = 1 << 20
+# Within the longest silence this much is to be on its way: a socket's timeout is for all that one call sends.
+_SENT_AT_ONCE = 256 << 10
 _ASKED_WITHIN_S = 20.0
 _MAX_LINE = 1 << 20
 # Seconds without a byte where an answer has begun: the node has sent all of its head, or of a batch, at once.
@@ -777,8 +779,8 @@ def _send_all(connection: Connection, message: Message, headers: Mapping[str, st
     asking = {**headers, "Content-Length": str(len(body)), "Expect": "100-continue"}
     connection.request(message.method, message.path, headers=asking)
     is_wanted = connection.is_body_wanted(_ASKED_WITHIN_S)
-    if is_wanted:
-        connection.send(body)
+    for start in range(0, len(body) if is_wanted else 0, _SENT_AT_ONCE):
+        connection.send(memoryview(body)[start : start + _SENT_AT_ONCE])
     return is_wanted
 
 
