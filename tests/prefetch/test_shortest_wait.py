@@ -179,6 +179,21 @@ def test_both_sides_end_within_a_run_of_each_other(node, trainer, samples):
     assert world.run(samples) <= samples / (node + trainer) + 8 / min(node, trainer)
 
 
+@pytest.mark.parametrize(("speed", "passing"), [(6, 11), (6, 5), (13, 5), (6, 2.5), (60, 11)])
+@pytest.mark.parametrize("run", [8, 16])
+def test_a_thin_link_carries_all_the_time_what_the_trainer_can_do(speed, passing, run):
+    """A whole request takes seconds there: it is dealt in parts, or as a run when nothing waits."""
+    world = World(
+        {NODE: speed, TRAINER: min(speed, passing)},
+        {NODE: 1, TRAINER: 1},
+        request=32,
+        run=run,
+        bound=lambda way: math.inf if way.cut else passing,
+    )
+    both = speed + min(speed, passing)
+    assert world.run(500) <= 500 / both + 1.5 * run / min(speed, passing)
+
+
 @pytest.mark.parametrize(
     ("passing", "run", "rows"), [(math.inf, 8, 8), (42.0, 8, 8), (10.0, 8, 2), (0.1, 8, 1), (10.0, 32, 32)]
 )

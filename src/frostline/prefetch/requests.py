@@ -390,7 +390,8 @@ class ShortestWait:
         ways, route = self._first_of(left, rows, now)
         if self._ways[route].waiting:
             route, rows = self._idle_way(route, ways, rows, now)
-        rows = min(max(rows, self._rows_per_run.get(route, 1)), self._samples_per_request, left)
+        rows = max(self._rows_per_run.get(route, 1), self._soon_across(route, rows, now))
+        rows = min(rows, self._samples_per_request, left)
         # Where runs are long, one that is filled up costs more than the link's wait.
         if rows <= _FEW and any(now - closed_at < _OPENING_S for closed_at in self._closed.values()):
             rows = max(1, int(min(self._bound(route) * _SHORT_S, rows)))
@@ -446,14 +447,15 @@ class ShortestWait:
         """Ways to which the next request may go.
 
         What waits for a way that something bounds, such as a link, takes from all that crosses it: a queue there is
-        kept short, until the last requests, which end together.
+        kept short, until the last requests, which end together: it takes what crosses soon, or a run if nothing waits.
         """
         found = [route for route in self._ways if route not in self._closed]
         found = [route for route in found if route != self._spared] or found
         if left <= max(self._ways[route].waiting for route in found):
             return found
-        short = (self._crossing_s(route, rows, now) <= _QUEUE_S for route in found)
-        return [route for route, is_short in zip(found, short, strict=True) if is_short] or found
+        runs = {route: min(rows, self._rows_per_run.get(route, 1)) for route in found}
+        short = [route for route, run in runs.items() if self._soon_across(route, run, now) == run]
+        return [route for route in found if route in short or not self._queue_s(route, now)] or found
 
     def _idle_way(self, chosen: Route, ways: Sequence[Route], rows: int, now: float) -> tuple[Route, int]:
         """A way with nothing to do, and the rows that it would be done with before the chosen one; else that, and all.
@@ -484,7 +486,16 @@ class ShortestWait:
 
     def _crossing_s(self, route: Route, rows: int, now: float) -> float:
         """Until what bounds a way lets these rows through; what was dealt to it goes first."""
-        return max(0.0, self._ways[route].bounded_until - now) + rows / self._bound(route)
+        return self._queue_s(route, now) + rows / self._bound(route)
+
+    def _soon_across(self, route: Route, rows: int, now: float) -> int:
+        """Those of some rows that what bounds a way lets through within the time that a queue there may take."""
+        fitting = self._bound(route) * (_QUEUE_S - self._queue_s(route, now))
+        return rows if fitting >= rows else int(max(0.0, fitting))
+
+    def _queue_s(self, route: Route, now: float) -> float:
+        """Until what bounds a way has let through what was dealt to it."""
+        return max(0.0, self._ways[route].bounded_until - now)
 
     def _rate(self, way: _Way) -> float:
         if way.observed is not None:
