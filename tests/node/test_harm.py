@@ -816,7 +816,8 @@ with Inspector(fork=True, kept=kept) as inspector:
     norm = node("n", "aten.batch_norm.default", X, ones, ones, ones, ones, False, 0.1, 1e-5, False)
     body = artifact(after(norm), {{"ones": torch.ones(3)}})
     limits = GraphLimits(max_nodes=9, max_values=99, max_run_s=9, max_operation_s=9, operations_per_s=1e9)
-    print(len(inspector.inspect(header_of(body), max_rows=8, max_check_s=60.0, limits=limits).memory))
+    asked = {{"max_rows": 8, "max_check_s": 60.0, "limits": limits, "tokenizer": {tokenizer!r}}}
+    print(len(inspector.inspect(header_of(body), **asked).memory))
 """
 FAILING = """
 from frostline.node import inspection_process
@@ -826,14 +827,32 @@ inspection_process.inspect_prefix = fails
 """
 
 
-def checked(folder, before=""):
+REACHING = """
+import os, socket
+from frostline.core.errors import UnsafeArtifact
+from frostline.node import inspection_process
+def reaches(content):
+    found = []
+    for act in (lambda: open("/etc/hostname"), lambda: os.listdir("/"), socket.socket, lambda: os.kill(1, 0)):
+        try:
+            act()
+        except PermissionError as error:
+            found.append(f"refused {error.errno}")
+        else:
+            found.append("done")
+    raise UnsafeArtifact(f"{content.decode()}: {found}")
+inspection_process.try_tokenizer = reaches
+"""
+
+
+def checked(folder, before="", tokenizer=b""):
     """A check by a fork that is not warmed up, in a process in which nobody has named a folder for files."""
     hidden = {"TORCHINDUCTOR_CACHE_DIR", "TMPDIR"}
     environment = {name: value for name, value in os.environ.items() if name not in hidden}
     tests = str(Path(__file__).parents[1])
     environment[PLAIN] = "1"
     environment["PYTHONPATH"] = os.pathsep.join((tests, environment.get("PYTHONPATH", "")))
-    command = [sys.executable, "-c", CHECK.format(folder=str(folder), before=before)]
+    command = [sys.executable, "-c", CHECK.format(folder=str(folder), before=before, tokenizer=tokenizer)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
@@ -847,3 +866,12 @@ def test_tells_an_error_of_torch_from_a_check_that_took_too_long(tmp_path):
     said = checked(tmp_path, FAILING)
     last = said.stderr.strip().splitlines()[-1]
     assert last.endswith("UnsafeArtifact: PyTorch failed on the prefix with FileNotFoundError: it is refused")
+
+
+@pytest.mark.promise("data", mended="a stranger's tokenizer was first read where files and networks could be reached")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux confines processes so")
+def test_a_tokenizer_is_first_read_where_neither_files_nor_networks_are_reached(tmp_path):
+    pytest.importorskip("tokenizers")
+    said = checked(tmp_path, REACHING, b"what was sent")
+    assert "UnsafeArtifact: what was sent: ['refused 1', " in said.stderr, said.stderr
+    assert "done" not in said.stderr.strip().splitlines()[-1]

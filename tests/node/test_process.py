@@ -209,7 +209,7 @@ def children():
     return {child for task in Path("/proc/self/task").iterdir() for child in children_of(task).split()}
 
 
-@pytest.mark.promise("secret", mended="processes that ran strangers' networks had the keys of the node's environment")
+@pytest.mark.promise("secret", mended="processes that ran strangers' networks had the keys of a node's environment")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables of a process")
 @pytest.mark.usefixtures("plain_starts")
 def test_what_runs_networks_of_strangers_has_no_keys_of_the_node(monkeypatch):

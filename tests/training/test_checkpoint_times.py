@@ -211,7 +211,7 @@ def test_what_is_no_file_in_place_of_a_config_or_of_weights_is_refused(tmp_path,
         load_model("torchvision:squeezenet1_0", classes=2, weights=str(tmp_path / "model.safetensors"))
 
 
-@pytest.mark.promise("data", mended="a device in place of a report, or named as a tokenizer, filled its reader's memory")
+@pytest.mark.promise("data", mended="a device in place of a report, or named as a tokenizer, filled memory")
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device", "sparse"])
 def test_what_is_no_file_in_place_of_a_report_or_a_tokenizer_is_refused(tmp_path, kind):
     path = tmp_path / "report.json"
