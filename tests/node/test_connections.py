@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import AccessDenied, SettingError
+from frostline.core.errors import AccessDenied, FrostlineError, SettingError
 from frostline.node import Node
 from frostline.node.http.connection_guard import ConnectionLimits, ConnectionTable, SeldomLog, limits_of, place_of
 from frostline.node.http.pages import MAX_VIEWERS
-from frostline.node.http.requests import OwnNames
+from frostline.node.http.requests import OwnNames, log_refusal
 from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
 from frostline.stores.protocols import LinkBounds, StoreLimits
@@ -571,6 +571,17 @@ def test_errors_of_several_places_are_all_logged(caplog):
             except (ArithmeticError, LookupError) as error:
                 log.error("it failed", exc_info=error)
     assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError, IndexError, KeyError]
+
+
+def test_a_path_in_the_log_of_refusals_is_short_and_printable(caplog):
+    class Odd(FrostlineError):
+        """Of which nothing was logged yet."""
+
+    log_refusal("/v1/prefixes/\x1b[2J\n" + "z" * 9999, Odd("it makes no sense"))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.isprintable()
+    assert said.startswith("refused /v1/prefixes/\\x1b[2J\\nzz")
+    assert len(said) < 400
 
 
 def status(url, *headers, method="GET", path="/v1/health", body=b""):

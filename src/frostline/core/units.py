@@ -150,7 +150,8 @@ class _Printable(logging.Formatter):
         said = printable(cut_for_log(record.getMessage()))
         if not record.exc_info:
             return said
-        return "\n".join((said, *map(printable, self.formatException(record.exc_info).splitlines())))
+        lines = cut_for_log(self.formatException(record.exc_info)).splitlines()
+        return "\n".join((said, *map(printable, lines)))
 
 
 def printable_logs() -> None:
