@@ -242,7 +242,8 @@ def test_wrong_options_and_phases_are_shown(capsys):
 def test_what_is_logged_where_nobody_set_logging_up_is_shown(capfd):
     script = "import logging; from frostline.core.units import printable_logs; printable_logs()\n"
     script += f"try:\n    1 / 0\nexcept Exception:\n    logging.getLogger('a').exception('%s', {NAME!r})\n"
-    script += "try:\n    raise ValueError('z' * 99_999)\nexcept ValueError:\n    logging.getLogger('a').exception('c')\n"
+    script += "try:\n    raise ValueError('z' * 99_999)\n"
+    script += "except ValueError:\n    logging.getLogger('a').exception('c')\n"
     script += f"logging.getLogger('a').warning({NAME!r}); logging.getLogger('a').warning('b' * 99_999)\n"
     subprocess.run([sys.executable, "-c", script], check=True)
     said = capfd.readouterr().err

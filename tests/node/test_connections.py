@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.client.http import HttpTransport
+from frostline.core.audit import AuditLog
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import AccessDenied, FrostlineError, SettingError
 from frostline.node import Node
@@ -647,6 +648,21 @@ def test_a_page_of_another_site_sends_nothing(images, tenants):
         assert status(url, f"Host: {host}", "Sec-Fetch-Site: none", *who) == 200
         assert status(url, f"Host: {host}", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", path="/") == 200
         assert status(url, f"Host: {host}", "Origin: http://evil.example", method="OPTIONS") == 403
+
+
+def test_a_page_that_is_refused_stands_in_the_audit_log(images, tmp_path):
+    path = tmp_path / "audit.jsonl"
+    node = Node(NodeSettings(memory_bytes=MEMORY), (images.as_uri(),), audit=AuditLog(path))
+    with node, served(node) as url:
+        for _ in range(3):
+            assert status(url, "Host: evil.example") == 403
+        assert status(url, "Host: localhost", "Origin: http://evil.example") == 403
+        assert status(url, "Host: localhost") == 200
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    about = {(line["event"], line["kind"], line["address"]) for line in lines}
+    assert about == {("refused", "Forbidden", "127.0.0.1")}
+    names, pages = (sum(line["times"] for line in lines if word in line["why"]) for word in ("asked by", "other sites"))
+    assert (names, pages) == (3, 1)
 
 
 def test_names_that_were_given_are_own_ones(images):
