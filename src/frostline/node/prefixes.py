@@ -251,17 +251,21 @@ class Prefixes:
         return False
 
     def _pieces_of(self, asker: Account) -> list[tuple[str, Mapping[str, str]]]:
-        """Names of the larger tensors of a tenant's prefixes by their SHA-256, worked out at the first need."""
+        """Names of the larger tensors of a tenant's prefixes by their SHA-256, worked out at the first need.
+
+        That takes a second for each GB or two, in which nobody else waits.
+        """
+        found = []
+        for digest in self._weights.prefixes_of(asker.name):
+            with suppress(UnknownPrefix, Overloaded):
+                if (named := self._pieces.get(digest)) is None:
+                    with self._using(digest, asker.name) as used:
+                        named = self._bridge.pieces_of(used.prefix)
+                found.append((digest, named))
         with self._naming:
-            self._pieces = {digest: pieces for digest, pieces in self._pieces.items() if digest in self}
-            found = []
-            for digest in self._weights.prefixes_of(asker.name):
-                with suppress(UnknownPrefix, Overloaded):
-                    if digest not in self._pieces:
-                        with self._using(digest, asker.name) as used:
-                            self._pieces[digest] = self._bridge.pieces_of(used.prefix)
-                    found.append((digest, self._pieces[digest]))
-            return found
+            known = {**self._pieces, **dict(found)}
+            self._pieces = {digest: pieces for digest, pieces in known.items() if digest in self}
+        return found
 
     def wake(self) -> None:
         """Make all threads that wait for memory check whether they are still wanted."""
