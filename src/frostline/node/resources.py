@@ -245,9 +245,12 @@ class Resources:
 
 
 def _readers(threads: int, tenants: Tenants) -> Readers:
-    # With several tenants, no tenant gets more than half of the threads, in case its store is slow.
+    # With several tenants, no tenant gets more than half of the threads, in case its store is slow; and where several
+    # stores are, there is one for each other tenant.
     weights = tenants.weights
-    return Readers(threads, threads if len(weights) <= 1 else max(1, threads // 2), weights)
+    if len(weights) <= 1:
+        return Readers(threads, threads, weights)
+    return Readers(threads, max(1, threads // 2), weights, spare=threads)
 
 
 def _device_pools(pool: Pool, named: Sequence[str]) -> Sequence[Pool]:
