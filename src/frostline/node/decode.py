@@ -363,7 +363,10 @@ class SampleReader(StoredSamples):
         self._decoding = decoding
         self._is_abandoned = is_abandoned
         self._apart = decoding.apart if decoding.apart is not None and takes_decoders(preprocess) else None
-        within = max(1, _pixels_within(decoding.memory.total_bytes))
+        # No more than the tenant's own part is enough for, so that it need not wait for what others hold.
+        own_bytes = decoding.memory.batch_bytes
+        encoded_bytes = min(_COPIES * int(samples.lengths.max(initial=0)), own_bytes // 2)
+        within = max(1, _pixels_within(own_bytes - encoded_bytes))
         # The size of a ready format's images is known before anything is read.
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
         self._guess = self._first_guess
@@ -478,5 +481,5 @@ class SampleReader(StoredSamples):
 
 
 def _pixels_within(nbytes: int) -> int:
-    """The number of pixels that a quarter of the memory is enough to decode."""
-    return (nbytes // 4 - scratch_bytes(0)) // (scratch_bytes(1) - scratch_bytes(0))
+    """The number of pixels that so much memory is enough to decode."""
+    return (nbytes - scratch_bytes(0)) // (scratch_bytes(1) - scratch_bytes(0))

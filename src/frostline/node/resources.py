@@ -373,7 +373,17 @@ class RequestOpener:
 
     def decode_memory(self, account: Account) -> RequestMemory:
         """A tenant's access to the memory for decoding."""
-        return RequestMemory(self._memory, partial(account.decode_claim, self._memory.total_bytes))
+        claim = partial(account.decode_claim, self._memory.total_bytes)
+        return RequestMemory(self._memory, claim, tenants=account.tenants)
+
+    def _ahead_of(self, account: Account) -> Callable[[int], Reservation | None]:
+        """What reserves memory for a tenant to read ahead in, beside what is kept for others; None for none now."""
+        total_bytes = self._ahead.total_bytes
+
+        def reserve(nbytes: int) -> Reservation | None:
+            return self._ahead.take(nbytes, account.decode_claim(total_bytes)) if nbytes <= total_bytes else None
+
+        return reserve
 
     def decode_apart(self, account: Account) -> Callable[..., tuple[int, float]] | None:
         """``Decoders.decode_into`` in processes of a tenant; None where samples are decoded in this one."""
@@ -475,8 +485,8 @@ class RequestOpener:
             places = [place for row, place in enumerate(places) if not here.has(row)]
         ahead = self._blocks.over(store, places)
         if ahead is None:
-            queue, second = self._queue(account.name), self._second_reads(store, account, counters)
-            ahead = read_ahead(store, request, places, self._ahead, queue, second, scope, held)
+            queue, second = self._queue(account), self._second_reads(store, account, counters)
+            ahead = read_ahead(store, request, places, self._ahead_of(account), queue, second, scope, held)
         return SampleReader(ahead, samples, preprocess, request.view, decoding, scope.is_cancelled, here)
 
     def open_prefix(
@@ -507,12 +517,11 @@ class RequestOpener:
             )
         return resident
 
-    def _queue(self, tenant: str) -> ReadAheadQueue:
+    def _queue(self, account: Account) -> ReadAheadQueue:
         maximum = {"maximum": self._settings.read_threads, "max_bytes": self._ahead.total_bytes}
+        threads = self._waiters.executor_for(account.name)
         with self._lock:
-            return self._queues.setdefault(
-                tenant, ReadAheadQueue(self._ahead.take, self._waiters.executor_for(tenant), **maximum)
-            )
+            return self._queues.setdefault(account.name, ReadAheadQueue(self._ahead_of(account), threads, **maximum))
 
     def _second_reads(self, store: Versioned, account: Account, counters: Counters) -> SecondReads | None:
         if self._settings.hedge_quantile == 1:
