@@ -4,7 +4,6 @@ What is the same again is written once a minute with its sums, so that no flood 
 """
 
 import json
-import logging
 import threading
 import time
 from collections import Counter
@@ -16,11 +15,11 @@ from pathlib import Path
 from frostline.core.config import cache_folder
 from frostline.core.errors import SettingError
 from frostline.core.files import append_line, make_private_file, make_private_folder, write_errors
-from frostline.core.units import printable
+from frostline.core.units import log_named, printable
 
 __all__ = ("AuditLog", "audit_file")
 
-_LOG = logging.getLogger("frostline.audit")
+_LOG = log_named("frostline.audit")
 _EVERY_S = 60.0
 # Of different things in a minute that are told apart for each tenant, and for all whom nobody knows; the rest of a
 # tenant's are counted together, so that nobody hides what another did.

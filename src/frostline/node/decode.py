@@ -1,6 +1,5 @@
 """Reads and decodes single samples within the memory for decoding, from the store or from the node's own disk."""
 
-import logging
 import math
 import shutil
 import threading
@@ -17,6 +16,7 @@ from frostline.batching import readable_bytes
 from frostline.core import UNPACKED, URLS, Samples, Skipped, View
 from frostline.core.config import NodeSettings, cache_folder
 from frostline.core.errors import FrostlineError, ObjectNotFound, SampleError, SettingError
+from frostline.core.units import log_named
 from frostline.node.memory import RequestMemory
 from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
@@ -153,7 +153,7 @@ _COPIES = 3
 _FIRST_GUESS = 1_000_000
 
 
-_LOG = logging.getLogger("frostline.node")
+_LOG = log_named("frostline.node")
 # Reads of a store that end take less; where none of those under way has ended for so long, the store hangs.
 _STUCK_S = 1.5
 # A store whose reads take longer hangs after so many times what they usually take, each read a tenth of that mean.

@@ -1,6 +1,5 @@
 """The resources that a node's tenants share, and those of one request: its store, its reader and its engine."""
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
@@ -14,6 +13,7 @@ from frostline.batching import BatchingRule, FairMerging, FirstCome, Hapi
 from frostline.core import OBJECTS, REFERENCE, FeatureBatch
 from frostline.core.config import NodeSettings, TenantSettings, devices_of
 from frostline.core.errors import BadRequest, OverBudget, SettingError
+from frostline.core.units import log_named
 from frostline.datasets.formats.cells_apart import CellsApart
 from frostline.engines.machine import free_device_bytes, is_accelerator
 from frostline.node.decode import NodeTier, ReadWatch, SampleReader, SharedDecoder
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 # Samples being read or decoded at once: enough to decode some while others wait for the store.
 _READERS = 16
-_LOG = logging.getLogger("frostline.node")
+_LOG = log_named("frostline.node")
 
 
 class Resources:

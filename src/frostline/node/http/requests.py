@@ -33,7 +33,6 @@ from frostline.core.errors import (
     Unavailable,
 )
 from frostline.core.system import crc32
-from frostline.core.units import printable
 from frostline.node.http.connection_guard import LOG, tenant_of_request
 from frostline.node.memory import Cancelled
 from frostline.wire.messages import CHECKSUM_HEADER, answer_checksum, error_to_json, retry_after, status_of
@@ -358,7 +357,7 @@ def log_refusal(path: str, error: FrostlineError) -> None:
     if isinstance(error, Overloaded) or now_s - _said_at_s.get(kind, -math.inf) < _SAID_EVERY_S:
         return
     _said_at_s[kind] = now_s
-    LOG.warning("refused %s: %s: %s", printable(path[:_MAX_PATH]), kind, error)
+    LOG.warning("refused %s: %s: %s", path[:_MAX_PATH], kind, error)
 
 
 async def _refuse_http(_: Request, error: Exception) -> Response:
