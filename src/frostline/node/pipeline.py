@@ -302,6 +302,7 @@ class Stores:
         cells_bytes: memory for decoded Parquet columns.
         follows_links: True if symbolic links in folders may lead out of the roots.
         deadline_s: see ``StoreLimits``.
+        tenants: function that returns the number of tenants that read.
 
     Raises:
         SettingError: A root is not a URL that Frostline reads.
@@ -314,10 +315,11 @@ class Stores:
         *,
         follows_links: bool = True,
         deadline_s: float = math.inf,
+        tenants: Callable[[], int] = lambda: 1,
     ) -> None:
         self._roots = tuple(normalise_url(root) for root in roots)
         self._lock = threading.Lock()
-        self._cells = CellCache(cells_bytes)
+        self._cells = CellCache(cells_bytes, tenants)
         self._follows_links = follows_links
         self._deadline_s = deadline_s
         self._open: LRUCache[tuple[str, str, bool, tuple[str, ...], tuple[str, ...], str], Versioned] = LRUCache(

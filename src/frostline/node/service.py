@@ -225,6 +225,7 @@ class Node(Closing):
             cells_bytes(settings.memory_bytes),
             follows_links=settings.follow_links,
             deadline_s=settings.store_deadline_s,
+            tenants=lambda: max(1, len(self._settings.tenants)),
         )
         self._resources = Resources(settings)
         self._pools = self._resources.pools
