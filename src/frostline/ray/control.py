@@ -394,7 +394,10 @@ def end_own_ray(address: str | None) -> bool:
     Returns:
         True if Ray was ended.
     """
-    own = running_address()
+    try:
+        own = running_address()
+    except SettingError:  # whose nodes are elsewhere
+        return False
     if own is None or _address_of_ray(address) != own:
         return False
     ray = join(own)
