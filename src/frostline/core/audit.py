@@ -22,8 +22,9 @@ __all__ = ("AuditLog", "audit_file")
 _LOG = log_named("frostline.audit")
 _EVERY_S = 60.0
 # Of different things in a minute that are told apart for each tenant, and for all whom nobody knows; the rest of a
-# tenant's are counted together, so that nobody hides what another did.
-_MAX_KINDS = 1024
+# tenant's are counted together, so that nobody hides what another did. Whoever has no token needs weeks to fill the
+# files, and to push out what stands there of others; with as many as a tenant it would be a day.
+_MAX_KINDS, _MAX_UNKNOWN = 1024, 64
 _MAX_TEXT = 1024
 _FILE_BYTES = 64 << 20
 _OLDER = 4
@@ -79,10 +80,11 @@ class AuditLog:
             return
         said = {"event": event, **{name: printable(str(value))[:_MAX_TEXT] for name, value in about.items() if value}}
         tenant = said.get("tenant", "")
+        most = _MAX_KINDS if tenant else _MAX_UNKNOWN
         with self._lock:
             if self._is_past(self._since_s):
                 self._settle()
-            if tuple(sorted(said.items())) not in self._sums and self._kinds[tenant] >= _MAX_KINDS:
+            if tuple(sorted(said.items())) not in self._sums and self._kinds[tenant] >= most:
                 who = {"tenant": tenant} if tenant else {}
                 said = {"event": event, **who, "others": "more kinds of events than are told apart"}
             key = tuple(sorted(said.items()))
