@@ -20,8 +20,9 @@ import frostline.core.errors as errors
 from frostline.core.errors import FrostlineError
 from frostline.core.events import PhaseStarted, SetupWarning
 from frostline.core.system import __version__
-from frostline.core.units import printable
+from frostline.core.units import log_named, printable
 from frostline.jobs.statistics import warn_user
+from frostline.node.http.connection_guard import LOG
 from frostline.wire.messages import PROTOCOLS
 from support.commands import run
 from support.images import image_folder
@@ -242,11 +243,31 @@ def test_wrong_options_and_phases_are_shown(capsys):
 def test_what_is_logged_where_nobody_set_logging_up_is_shown(capfd):
     script = "import logging; from frostline.core.units import printable_logs; printable_logs()\n"
     script += f"try:\n    1 / 0\nexcept Exception:\n    logging.getLogger('a').exception('%s', {NAME!r})\n"
+    script += "try:\n    raise ValueError('z' * 99_999)\n"
+    script += "except ValueError:\n    logging.getLogger('a').exception('c')\n"
     script += f"logging.getLogger('a').warning({NAME!r}); logging.getLogger('a').warning('b' * 99_999)\n"
     subprocess.run([sys.executable, "-c", script], check=True)
     said = capfd.readouterr().err
     assert_shown(said)
     assert said.endswith("b ... (83,615 characters more)\n")
+    assert 10_000 < said.count("z") < 17_000
+
+
+def test_what_is_logged_is_printable_whoever_has_set_logging_up(caplog):
+    log_named("frostline.test").warning("cannot read %s: %d%%", NAME, 3)
+    LOG.warning(NAME)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first == f"cannot read {printable(NAME)}: 3%"
+    assert second == printable(NAME)
+
+
+def test_every_logger_writes_printable_sentences():
+    found = []
+    for path in CLI.parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_made = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger") and node.args
+            found += [path.name] if is_made else []
+    assert found == ["units.py"]
 
 
 def test_the_command_line_prints_by_one_function():

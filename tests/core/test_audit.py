@@ -94,6 +94,19 @@ def test_no_flood_hides_who_did_what(tmp_path, monkeypatch):
     assert len(found) < 32
 
 
+def test_whoever_has_no_token_pushes_nothing_out_within_days(tmp_path):
+    clock, path, minutes = Clock(), tmp_path / "audit.jsonl", 5
+    log = AuditLog(path, clock)
+    for minute in range(minutes):
+        for number in range(1000):
+            about = {"kind": "Unauthenticated", "route": "/v1/tenants/{name}"}
+            log.note("refused", **about, address=f"2001:db8:{minute}::{number}")
+        clock.now_s += 61.0
+    log.close()
+    assert sum(line["times"] for line in lines(path)) == 1000 * minutes
+    assert path.stat().st_size / minutes * 60 * 24 * 7 < 5 * vars(audit)["_FILE_BYTES"]
+
+
 def test_names_of_others_stay_on_their_line(tmp_path):
     path = tmp_path / "audit.jsonl"
     log = AuditLog(path)

@@ -671,6 +671,24 @@ def test_decoded_columns_stay_within_their_bound_and_those_used_last_stay(store)
         found(store, listed, CellReader(store, CellCache(8 * 21_000)))
 
 
+@pytest.mark.promise("apart", mended="Parquet files of two tenants whose stores hung held all memory for columns")
+def test_each_tenant_has_a_part_of_the_memory_for_columns():
+    cache = CellCache(60, lambda: 3)
+
+    def taken(tenant, nbytes):
+        with cache.holding(tenant, nbytes):
+            return cache.used_bytes
+
+    with ThreadPoolExecutor(1) as pool:
+        with cache.holding("ann", 25), cache.holding("bob", 25):
+            waits = pool.submit(taken, "ann", 1)
+            assert taken("cy", 10) == 60
+            assert not waits.done()
+        assert waits.result(60) <= 51
+    assert taken("ann", 60) == 60, "who is alone may have all of it"
+    assert cache.used_bytes == 0
+
+
 def bytes_of(data):
     samples = data.samples
     store = open_samples(data.url, data.manifest.reading)

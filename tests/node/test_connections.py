@@ -24,12 +24,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.client.http import HttpTransport
+from frostline.core.audit import AuditLog
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import AccessDenied, SettingError
+from frostline.core.errors import AccessDenied, FrostlineError, SettingError
 from frostline.node import Node
 from frostline.node.http.connection_guard import ConnectionLimits, ConnectionTable, SeldomLog, limits_of, place_of
 from frostline.node.http.pages import MAX_VIEWERS
-from frostline.node.http.requests import OwnNames
+from frostline.node.http.requests import OwnNames, log_refusal
 from frostline.stores.local import FolderStore, MmapFolder
 from frostline.stores.open import open_store
 from frostline.stores.protocols import LinkBounds, StoreLimits
@@ -573,6 +574,17 @@ def test_errors_of_several_places_are_all_logged(caplog):
     assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError, IndexError, KeyError]
 
 
+def test_a_path_in_the_log_of_refusals_is_short_and_printable(caplog):
+    class Odd(FrostlineError):
+        """Of which nothing was logged yet."""
+
+    log_refusal("/v1/prefixes/\x1b[2J\n" + "z" * 9999, Odd("it makes no sense"))
+    [said] = [record.getMessage() for record in caplog.records]
+    assert said.isprintable()
+    assert said.startswith("refused /v1/prefixes/\\x1b[2J\\nzz")
+    assert len(said) < 400
+
+
 def status(url, *headers, method="GET", path="/v1/health", body=b""):
     """The status of an answer, asked as any program may ask."""
     lines = (f"{method} {path} HTTP/1.1", *headers, f"Content-Length: {len(body)}", "Connection: close", "", "")
@@ -636,6 +648,21 @@ def test_a_page_of_another_site_sends_nothing(images, tenants):
         assert status(url, f"Host: {host}", "Sec-Fetch-Site: none", *who) == 200
         assert status(url, f"Host: {host}", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", path="/") == 200
         assert status(url, f"Host: {host}", "Origin: http://evil.example", method="OPTIONS") == 403
+
+
+def test_a_page_that_is_refused_stands_in_the_audit_log(images, tmp_path):
+    path = tmp_path / "audit.jsonl"
+    node = Node(NodeSettings(memory_bytes=MEMORY), (images.as_uri(),), audit=AuditLog(path))
+    with node, served(node) as url:
+        for _ in range(3):
+            assert status(url, "Host: evil.example") == 403
+        assert status(url, "Host: localhost", "Origin: http://evil.example") == 403
+        assert status(url, "Host: localhost") == 200
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    about = {(line["event"], line["kind"], line["address"]) for line in lines}
+    assert about == {("refused", "Forbidden", "127.0.0.1")}
+    names, pages = (sum(line["times"] for line in lines if word in line["why"]) for word in ("asked by", "other sites"))
+    assert (names, pages) == (3, 1)
 
 
 def test_names_that_were_given_are_own_ones(images):

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import tracemalloc
 from contextlib import ExitStack, closing, suppress
 from itertools import pairwise
 
@@ -189,6 +190,26 @@ def test_what_comes_in_pieces_takes_no_more_memory_than_was_reserved(opened):
     with pytest.raises(BadRequest):
         uploaded(node, len(SECOND[1]), without(SECOND[1], [])[:-1])
     assert node.statistics().memory["weights"].reserved_bytes == before
+
+
+@pytest.mark.promise("bounded", mended="a piece that was longer than the place named for it took memory unreserved")
+def test_a_piece_that_is_longer_than_its_place_takes_no_memory(opened):
+    node, transport = opened()
+    transport.put_prefix(*FIRST)
+    largest = max(pieces_of(FIRST[1]), key=lambda piece: piece.stop - piece.start)
+    assert largest.digest in node.held_pieces()
+    assert largest.stop - largest.start > 1 << 20
+    short = Piece(digest=largest.digest, start=8, stop=9)
+    with node.upload("1" * 64, 64, is_in_pieces=True) as upload:
+        upload.begin()
+        upload.write(without(bytes(64), [short]))
+        tracemalloc.start()
+        try:
+            with pytest.raises(UnknownPrefix):
+                upload.finish()
+            assert tracemalloc.get_traced_memory()[1] < 1 << 19
+        finally:
+            tracemalloc.stop()
 
 
 def test_pieces_that_were_evicted_after_the_question_cost_one_more_round(opened, monkeypatch):

@@ -15,12 +15,16 @@ import pytest
 from frostline.client.http import HttpTransport
 from frostline.core.config import LoaderSettings, NodeSettings, TenantSettings
 from frostline.core.errors import AddressInUse, NodeUnreachable, SettingError, Unauthenticated, Unavailable
-from frostline.core.processes import Worker
+from frostline.core.processes import Limits, Worker, without_keys
+from frostline.core.system import STARTED
 from frostline.node.http.server import listen
-from frostline.node.process import start_node
+from frostline.node.inspection import Inspector
+from frostline.node.process import BoundedProcess, start_node
+from frostline.node.trials.processes import TrialProcess
 from support.matrices import sampled
 from support.nodes import make_images, request, until
 from support.prepared import PLAIN
+from support.trainings import children_of
 
 SMALL = NodeSettings(memory_bytes=96 << 20, device_batch=8)
 
@@ -187,3 +191,52 @@ def test_no_library_of_a_worker_prints_its_stack_for_which_it_may_find_no_memory
                 assert b"RUST_BACKTRACE=0" in variables.read_bytes().split(b"\0")
             finally:
                 worker.kill()
+
+
+KEYS = {
+    **dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_CONNECTION_STRING", "GOOGLE_BEARER_TOKEN"), "hidden-1"),
+    **dict.fromkeys(("FROSTLINE_CQL_PASSWORD", "HTTPS_PROXY", "DATABASE_URL", "HF_TOKEN", "some_api_key"), "hidden-2"),
+}
+
+
+def variables_of(pid):
+    path = Path(f"/proc/{pid}/environ")
+    until(path.read_bytes)  # it has none for the moment in which its program is put in
+    return path.read_bytes()
+
+
+def children():
+    return {child for task in Path("/proc/self/task").iterdir() for child in children_of(task).split()}
+
+
+@pytest.mark.promise("secret", mended="processes that ran strangers' networks had the keys of a node's environment")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the variables of a process")
+@pytest.mark.usefixtures("plain_starts")
+def test_what_runs_networks_of_strangers_has_no_keys_of_the_node(monkeypatch):
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("FROSTLINE_TOKEN", "hidden-3")
+    bounds = {"limits": Limits(memory_bytes=1 << 30), "what": "it", "option": "--memory"}
+    for module, reads_stores in (("training", False), ("listing", True)):
+        process = BoundedProcess(STARTED[module], {}, token="of-a-tenant", reads_stores=reads_stores, **bounds)
+        try:
+            found = variables_of(process.pid)
+        finally:
+            process.end()
+            process.close()
+        assert b"FROSTLINE_TOKEN=of-a-tenant" in found.split(b"\0")
+        assert (b"hidden-1" in found, b"hidden-2" in found, b"hidden-3" in found) == (reads_stores, reads_stores, False)
+    with Inspector() as inspector:
+        assert b"hidden" not in variables_of(inspector.pid)
+    before, trials = children(), TrialProcess({}, 0)
+    trials.warm()
+    try:
+        [trial] = children() - before
+        assert b"hidden" not in variables_of(trial)
+    finally:
+        trials.close()
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES", "PYTHONPATH"])
+def test_variables_that_are_no_keys_are_passed_on(name):
+    assert without_keys({name: "x"}) == {name: "x"}

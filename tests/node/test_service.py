@@ -463,6 +463,24 @@ def held(executor, count, go):
     return [executor.submit(lambda event=event: (event.set(), go.wait(60))) for event in begun], begun
 
 
+@pytest.mark.promise("apart", mended="two tenants whose stores hung held all threads that read, and stopped the others")
+def test_tenants_whose_stores_hang_together_leave_each_other_one_a_thread():
+    go = threading.Event()
+    readers = Readers(threads=4, maximum=2, spare=2)
+    try:
+        slow = [held(readers.executor_for(name), 10, go) for name in ("ann", "bob")]
+        for _, begun in slow:
+            assert begun[0].wait(60)
+            assert begun[1].wait(60)
+        quick = [readers.executor_for(name).submit(lambda: 1) for name in ("cy", "dee") for _ in range(20)]
+        assert sum(future.result(60) for future in quick) == 40
+        assert [sum(event.is_set() for event in begun) for _, begun in slow] == [2, 2]
+    finally:
+        go.set()
+        wait([future for futures, _ in slow for future in futures], 60)
+        readers.close()
+
+
 def test_a_tenant_whose_store_hangs_leaves_threads_to_others():
     go = threading.Event()
     readers = Readers(threads=4, maximum=2)

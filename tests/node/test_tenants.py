@@ -653,6 +653,7 @@ def test_a_tenant_does_what_its_actions_allow_and_nothing_else(images, action):
     with client_of(node_for(images, *holders, allow_training=True)) as client:
         put = asked(client, "ann", "PUT", f"/v1/prefixes/{digest}", content=artifact)
         assert put == (201 if action == "upload" else 403)
+        assert asked(client, "ann", "POST", "/v1/pieces", json=[]) == (200 if action == "upload" else 403)
         assert asked(client, "all", "PUT", f"/v1/prefixes/{digest}", content=artifact) in (200, 201)
         cut = network.frost_line.number
         bodies = {

@@ -1,5 +1,7 @@
 """Settings of a cluster say what is wrong with them, and what makes a node outdated."""
 
+import json
+import os
 import socket
 import sys
 import time
@@ -10,7 +12,9 @@ import pytest
 
 from frostline.core.config import NodeSettings
 from frostline.core.errors import NodeUnreachable, SettingError
-from frostline.ray.control import join, leave_if_ended
+from frostline.core.files import with_schema
+from frostline.ray import control
+from frostline.ray.control import join, leave_if_ended, running_address, start
 from frostline.ray.scaling import ClusterSettings, name_of, number_of
 from frostline.ray.supervisor import is_ours
 from support.servers import free_ports
@@ -90,3 +94,28 @@ def test_a_process_leaves_a_ray_that_has_ended_and_no_other(monkeypatch):
     leave_if_ended()
     leave_if_ended()
     assert left == [context.gcs_address]
+
+
+@pytest.mark.promise("apart", mended="a user who made the folder of another's Ray first had that one join theirs")
+@pytest.mark.parametrize("how", ["another user's", "open", "a link"])
+def test_a_ray_in_a_folder_that_others_may_write_to_is_not_ones_own(how, tmp_path, monkeypatch):
+    at, there = tmp_path / "ray", tmp_path / "there"
+    monkeypatch.setattr(control, "folder", lambda: at)
+    monkeypatch.setattr(control, "_is_ray", lambda pid: True)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert running_address() is None, "there is no folder"
+    there.mkdir(mode=0o700)
+    said = with_schema({"address": "127.0.0.1:1", "pid": 1}, vars(control)["_FORMAT"])
+    (there / "head.json").write_text(json.dumps(said))
+    if how == "a link":
+        at.symlink_to(there)
+    else:
+        there.rename(at)
+        assert running_address() == "127.0.0.1:1"
+    if how == "open":
+        at.chmod(0o777)
+    if how == "another user's":
+        monkeypatch.setattr(os, "geteuid", lambda: at.stat().st_uid + 1)
+    for use in (running_address, control.end, join, lambda: start(1, 1 << 26)):
+        with pytest.raises(SettingError, match=r"RAY_ADDRESS|pip install"):
+            use()

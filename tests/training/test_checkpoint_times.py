@@ -16,12 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from frostline.core.errors import SettingError, WeightsMismatch
+from frostline.core.errors import ModelError, SettingError, WeightsMismatch
 from frostline.core.system import __version__
 from frostline.models.artifact import metadata
+from frostline.preprocess import text
 from frostline.training.loop import Checkpoint
 from frostline.training.networks import load_model
-from frostline.training.run_config import RunConfig
+from frostline.training.pretrained import processor_of
+from frostline.training.run_config import RunConfig, keep_report
 from frostline.training.run_folder import CheckpointFolder
 from frostline.training.settings import CheckpointEvery
 
@@ -207,6 +209,19 @@ def test_what_is_no_file_in_place_of_a_config_or_of_weights_is_refused(tmp_path,
     put_in_place(tmp_path / "model.safetensors", kind)
     with pytest.raises(WeightsMismatch, match="cannot be read as safetensors"):
         load_model("torchvision:squeezenet1_0", classes=2, weights=str(tmp_path / "model.safetensors"))
+
+
+@pytest.mark.promise("data", mended="a device in place of a report, or named as a tokenizer, filled memory")
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "sparse"])
+def test_what_is_no_file_in_place_of_a_report_or_a_tokenizer_is_refused(tmp_path, kind):
+    path = tmp_path / "report.json"
+    put_in_place(path, kind)
+    with pytest.raises(SettingError, match=r"report\.json cannot be read: "):
+        keep_report(tmp_path)
+    with pytest.raises(SettingError, match=r"tokenizer: .* cannot be read: "):
+        text(path)
+    with pytest.raises(ModelError, match="no preparation of images"):
+        processor_of(path)
 
 
 def put_in_place(path, kind):

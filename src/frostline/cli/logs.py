@@ -36,7 +36,7 @@ from frostline.core.events import (
     WaitingForRows,
     event_name,
 )
-from frostline.core.units import cut_for_log
+from frostline.core.units import cut_for_log, log_named
 
 __all__ = (
     "EventLog",
@@ -51,7 +51,7 @@ __all__ = (
 )
 
 _LOG_FORMATS = ("text", "json")
-_LOG = logging.getLogger("frostline")
+_LOG = log_named("frostline")
 _EVERY_S = 10.0
 _WAITING_S = 1.0  # between two ``WaitingForRows``
 _TRACE = "frostline.trace"

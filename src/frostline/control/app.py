@@ -1,6 +1,5 @@
 """The control plane over HTTP: who asks, what they say within limits, what is answered, and its metrics."""
 
-import logging
 import sys
 import threading
 import time
@@ -27,6 +26,7 @@ from frostline.control.store import RecordWriter
 from frostline.core.audit import AuditLog
 from frostline.core.errors import Forbidden, OverBudget, Overloaded, SettingError
 from frostline.core.tokens import FollowedFile, TokenTable
+from frostline.core.units import log_named
 from frostline.node.http.connection_guard import recognise
 from frostline.node.http.description import Body, DescribedRoute, Endpoint, first_of_page, page_parameter
 from frostline.node.http.pages import EVENTS, Dashboard, LiveAnswers
@@ -128,7 +128,7 @@ def _gauges(name: str, meaning: str, labels: list[str], values: list[tuple[list[
 
 _MAX_BODY_BYTES = 16 << 10
 _MIN_BYTES_PER_S = 1 << 10
-_LOG = logging.getLogger("frostline.control")
+_LOG = log_named("frostline.control")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

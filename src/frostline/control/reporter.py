@@ -1,7 +1,6 @@
 """Reports the stages of this process to the control plane each second, and has each keep to what it is answered."""
 
 import json
-import logging
 import os
 import secrets
 import socket
@@ -17,6 +16,7 @@ from frostline.control.messages import ControlAnswer, ControlledStage, JobActivi
 from frostline.control.shares import Amounts
 from frostline.core.config import TlsFiles
 from frostline.core.errors import BadRequest, FrostlineError, SettingError
+from frostline.core.units import log_named
 from frostline.node import Node
 from frostline.node.tenants import TenantLimits
 from frostline.wire.connection import Connections, Exchange, Message, time_limit
@@ -106,7 +106,7 @@ class ControlLink:
         self._connections.drop_idle(for_good=True)
 
 
-_LOG = logging.getLogger("frostline.control")
+_LOG = log_named("frostline.control")
 _TIMES = 2  # a report is sent at most, as it is a loss of a message that is usual and a second one that is not
 _TURNS = 8  # in one round that a stage says that it has taken less, whatever it is answered then
 _MIN_ROUND_S, _MAX_ROUND_S = 1.0, 60.0  # of a control plane that nobody named; the longest while it does not answer

@@ -1,7 +1,6 @@
 """Keeps stages, changes and events in a file of SQLite, so that a control plane goes on where it was stopped."""
 
 import json
-import logging
 import math
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -19,11 +18,12 @@ from frostline.core.declared import parse_json, refuse_unknown_fields
 from frostline.core.errors import BadRequest, SettingError, Unavailable
 from frostline.core.files import make_private_file, require_guarded
 from frostline.core.system import __version__
+from frostline.core.units import log_named
 from frostline.node.http.connection_guard import SeldomLog
 
 __all__ = ("RecordStore", "RecordWriter")
 
-_LOG = SeldomLog(logging.getLogger("frostline.control"))
+_LOG = SeldomLog(log_named("frostline.control"))
 _SCHEMA = 2
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS stages (tenant TEXT, stage TEXT, record TEXT NOT NULL, PRIMARY KEY (tenant, stage))",

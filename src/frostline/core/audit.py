@@ -4,7 +4,6 @@ What is the same again is written once a minute with its sums, so that no flood 
 """
 
 import json
-import logging
 import threading
 import time
 from collections import Counter
@@ -16,15 +15,16 @@ from pathlib import Path
 from frostline.core.config import cache_folder
 from frostline.core.errors import SettingError
 from frostline.core.files import append_line, make_private_file, make_private_folder, write_errors
-from frostline.core.units import printable
+from frostline.core.units import log_named, printable
 
 __all__ = ("AuditLog", "audit_file")
 
-_LOG = logging.getLogger("frostline.audit")
+_LOG = log_named("frostline.audit")
 _EVERY_S = 60.0
 # Of different things in a minute that are told apart for each tenant, and for all whom nobody knows; the rest of a
-# tenant's are counted together, so that nobody hides what another did.
-_MAX_KINDS = 1024
+# tenant's are counted together, so that nobody hides what another did. Whoever has no token needs weeks to fill the
+# files, and to push out what stands there of others; with as many as a tenant it would be a day.
+_MAX_KINDS, _MAX_UNKNOWN = 1024, 64
 _MAX_TEXT = 1024
 _FILE_BYTES = 64 << 20
 _OLDER = 4
@@ -80,10 +80,11 @@ class AuditLog:
             return
         said = {"event": event, **{name: printable(str(value))[:_MAX_TEXT] for name, value in about.items() if value}}
         tenant = said.get("tenant", "")
+        most = _MAX_KINDS if tenant else _MAX_UNKNOWN
         with self._lock:
             if self._is_past(self._since_s):
                 self._settle()
-            if tuple(sorted(said.items())) not in self._sums and self._kinds[tenant] >= _MAX_KINDS:
+            if tuple(sorted(said.items())) not in self._sums and self._kinds[tenant] >= most:
                 who = {"tenant": tenant} if tenant else {}
                 said = {"event": event, **who, "others": "more kinds of events than are told apart"}
             key = tuple(sorted(said.items()))

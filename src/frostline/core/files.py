@@ -4,7 +4,6 @@ Makes folders and files of caches that nobody but their user may read: they hold
 """
 
 import errno
-import logging
 import os
 import secrets
 import stat
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 from frostline.core.errors import OutOfSpace, SettingError
 from frostline.core.system import __version__
+from frostline.core.units import log_named
 
 __all__ = (
     "FileCache",
@@ -39,7 +39,7 @@ __all__ = (
 )
 
 
-_LOG = logging.getLogger("frostline")
+_LOG = log_named("frostline")
 _told: set[Path] = set()
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

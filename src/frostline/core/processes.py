@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -15,9 +16,22 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from typing import IO
 
-__all__ = ("Limits", "Worker", "answer_starter", "have_arrow_do_without_pandas")
+__all__ = ("Limits", "Worker", "answer_starter", "have_arrow_do_without_pandas", "without_keys")
 
 _LAST_WORDS = 2000
+# Variables that hold keys of stores and servers, or addresses that may have a password. What tells libraries how to
+# compute has many names, and stays.
+_KEYS = re.compile(
+    r"(AWS|AZURE|GOOGLE|GCS|CLOUDSDK|KRB5).*"
+    r"|.*(KEY|TOKEN(?!IZER)|SECRET|PASS|CREDENTIAL|SIGNATURE|AUTH|PROXY|CONNECTION_STRING).*"
+    r"|.*_(URL|URI|DSN)",
+    re.IGNORECASE,
+)
+
+
+def without_keys(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a process that runs strangers' networks gets of an environment: all but what may be a key, or hold one."""
+    return {name: value for name, value in environment.items() if not _KEYS.fullmatch(name)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

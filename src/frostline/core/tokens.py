@@ -7,7 +7,6 @@ whose tokens were right before.
 import hashlib
 import hmac
 import ipaddress
-import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +17,11 @@ from cachetools import LRUCache
 from frostline.core.config import TokenHolder
 from frostline.core.errors import Overloaded, SettingError, Unauthenticated
 from frostline.core.files import stamp_of
+from frostline.core.units import log_named
 
 __all__ = ("FollowedFile", "TokenTable", "site_of")
 
-_LOG = logging.getLogger("frostline.tokens")
+_LOG = log_named("frostline.tokens")
 # Wrong tokens that an address may send at once, and seconds until it may send another.
 _AT_ONCE = 10
 _EVERY_S = 6.0

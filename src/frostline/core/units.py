@@ -21,6 +21,7 @@ __all__ = (
     "in_score",
     "in_seconds",
     "in_times",
+    "log_named",
     "metric_name",
     "printable",
     "printable_logs",
@@ -143,6 +144,31 @@ def cut_for_log(text: str) -> str:
     return text if more <= 0 else f"{text[:_MAX_LOGGED]} ... ({more:,} characters more)"
 
 
+class _PrintableSentences(logging.Filter):
+    """Lets everything through, with what it says on one line and printable."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """See ``logging.Filter``."""
+        said = record.getMessage()
+        if not said.isprintable():
+            record.msg, record.args = printable(said), None
+        return True
+
+
+_PRINTABLE = _PrintableSentences()
+
+
+def log_named(name: str) -> logging.Logger:
+    """The logger of that name, whose sentences are printable whoever has set logging up.
+
+    Args:
+        name: name as ``logging`` has it, such as ``frostline.node``.
+    """
+    found = logging.getLogger(name)
+    found.addFilter(_PRINTABLE)
+    return found
+
+
 class _Printable(logging.Formatter):
     """One line for what is said, and one for each line of a traceback."""
 
@@ -150,7 +176,8 @@ class _Printable(logging.Formatter):
         said = printable(cut_for_log(record.getMessage()))
         if not record.exc_info:
             return said
-        return "\n".join((said, *map(printable, self.formatException(record.exc_info).splitlines())))
+        lines = cut_for_log(self.formatException(record.exc_info)).splitlines()
+        return "\n".join((said, *map(printable, lines)))
 
 
 def printable_logs() -> None:
@@ -163,8 +190,8 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def warn_caller(text: str) -> None:
-    """Warn, by ``warnings``, at the line of code that called Frostline, through however many of its functions."""
+    """Warn printably, at the line of code that called Frostline, through however many of its functions."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame, level = frame.f_back, level + 1
-    warnings.warn(text, stacklevel=level)
+    warnings.warn(printable(text), stacklevel=level)

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import logging
 import os
 import socket
 import struct
@@ -20,6 +19,7 @@ from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, connec
 from frostline.core import EXACT, REFERENCE, FeatureBatch
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import EngineNotReady, FrostlineError, Overloaded, SettingError
+from frostline.core.units import log_named
 from frostline.io_service.rows import ByteLimiter, Row, RowCache, RowFetch
 from frostline.transport import Transport
 from frostline.wire.messages import FeatureRequest
@@ -40,7 +40,7 @@ __all__ = (
 )
 
 
-_LOG = logging.getLogger("frostline.io")
+_LOG = log_named("frostline.io")
 
 
 def _left_out(url: str, engine: str, why: EngineNotReady) -> None:

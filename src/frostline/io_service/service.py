@@ -1,6 +1,5 @@
 """The I/O service: takes requests of training processes on sockets, and answers them in shared memory."""
 
-import logging
 import math
 import os
 import re
@@ -18,6 +17,7 @@ from frostline.core.config import IoSettings
 from frostline.core.declared import refuse_unknown_fields
 from frostline.core.errors import BadRequest, FrostlineError, NodeUnreachable, Unauthenticated
 from frostline.core.system import __version__, connection_slots, max_open_files
+from frostline.core.units import log_named
 from frostline.io_service.handler import (
     ClientDisconnected,
     Delivered,
@@ -184,7 +184,7 @@ _STOP_S = 10.0
 # While nothing more can be opened, a connection that waits would be reported again and again: so often it is tried.
 _FULL_S = 0.05
 _SAID_EVERY_S = 60.0
-_LOG = logging.getLogger("frostline.io")
+_LOG = log_named("frostline.io")
 _NAME = re.compile(r"[0-9a-f]{1,64}")
 _NOTHING = JobBytes(expected_bytes=0, lent_bytes=0, waiting=0)
 

@@ -1,7 +1,6 @@
 """Counts what a job did, logs its skipped samples, and explains what ran where and why, predicted and measured."""
 
 import json
-import logging
 import math
 import os
 import tempfile
@@ -39,7 +38,7 @@ from frostline.core.events import (
     Tuned,
 )
 from frostline.core.nouns import ShownInNotebooks
-from frostline.core.units import in_bytes, in_rate, in_samples_per_s, printable, warn_caller
+from frostline.core.units import in_bytes, in_rate, in_samples_per_s, log_named, printable, warn_caller
 from frostline.datasets.formats.left_out import log_left_out
 from frostline.datasets.manifest import refusal_of
 from frostline.loaders.fetch import EngineChoice
@@ -184,7 +183,7 @@ def _sum_of(use: NodeUse, other: NodeUse) -> NodeUse:
     return replace(use, **{name: getattr(use, name) + getattr(other, name) for name in _COUNTS})
 
 
-_LOG = logging.getLogger("frostline")
+_LOG = log_named("frostline")
 # Where Frostline's own code lies: a warning is about the call from outside it.
 # A job of days has many, and each costs memory.
 _TUNINGS = 100
@@ -491,11 +490,11 @@ def warn_user(event: Event) -> None:
     if isinstance(event, SamplesLeftOut):
         log_left_out(event)
     if isinstance(event, SetupWarning):
-        warn_caller(printable(event.reason))
+        warn_caller(event.reason)
     elif isinstance(event, NodeLost):
-        _LOG.warning("node %s", printable(event.sentence))
+        _LOG.warning("node %s", event.sentence)
     elif isinstance(event, RowsNotFinite) and event.total == event.rows:
-        _LOG.warning("%s; more are counted by the job's statistics", printable(event.first))
+        _LOG.warning("%s; more are counted by the job's statistics", event.first)
 
 
 _UNDIVIDED = "no plan was measured: there is no network to divide"

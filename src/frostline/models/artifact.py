@@ -39,7 +39,7 @@ from frostline.engines.measure import (
 from frostline.engines.protocols import Footprint
 from frostline.models.cuts import DTYPE_BYTES
 from frostline.models.graph import changes, is_random, reads, uses_batch_statistics
-from frostline.preprocess.tokens import MAX_TOKENIZER_BYTES, has_tokenizers, opened_tokenizer, why_unbounded
+from frostline.preprocess.tokens import MAX_TOKENIZER_BYTES, opened_tokenizer, why_unbounded
 from frostline.wire.pieces import MIN_BYTES
 
 __all__ = (
@@ -66,6 +66,7 @@ __all__ = (
     "save_prefix",
     "text",
     "tokenizer_of",
+    "try_tokenizer",
     "write_prefix",
 )
 
@@ -591,21 +592,18 @@ class Inspection:
         return [*sides[0], *sides[1], counted.total, counted.heaviest]
 
 
-def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits, tokenizer: bytes = b"") -> Inspection:
-    """Check a prefix and run it on shapes alone, without its weights.
+def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits) -> Inspection:
+    """Check a prefix and run it on shapes alone, without its weights and its tokenizer.
 
     Args:
         header: The header of its file (``artifact.header_of``).
         max_rows: The largest batch, a multiple of 8.
         limits: limits of the process.
-        tokenizer: JSON of the tokenizer that came with it; empty where none did.
 
     Raises:
         UnsafeArtifact: The prefix names or declares something that is not allowed, or its parts do not fit each other.
-        OverBudget: The graph computes more than it may, or nothing bounds the tokenizer's time.
+        OverBudget: The graph computes more than it may.
     """
-    if tokenizer:
-        _try_tokenizer(tokenizer)
     prefix = read_outline(header)
     leaves = leaf_values(prefix.graph, prefix.tensors)
     found = inspect_graph(prefix.graph, leaves, prefix.cuts, max_rows=max_rows, limits=limits)
@@ -634,10 +632,16 @@ def inspect_graph(
     return Inspection(memory=dry_run(graph, leaves, cuts, max_rows=max_rows), operations=operations)
 
 
-def _try_tokenizer(content: bytes) -> None:
-    """Read a tokenizer and use it once: whatever is wrong with it then happens here, and not in the node."""
-    if not has_tokenizers():
-        return  # the node says so when texts are asked for, and the trainer then tokenizes
+def try_tokenizer(content: bytes) -> None:
+    """Read a tokenizer and use it once: whatever is wrong with it then happens here, and not in the node.
+
+    Args:
+        content: JSON of the tokenizer.
+
+    Raises:
+        UnsafeArtifact: The JSON is no tokenizer.
+        OverBudget: Nothing bounds the time or the memory that it takes.
+    """
     try:
         tokenizer = opened_tokenizer(content)
         why = why_unbounded(content)

@@ -1,6 +1,5 @@
 """Reads and decodes single samples within the memory for decoding, from the store or from the node's own disk."""
 
-import logging
 import math
 import shutil
 import threading
@@ -17,6 +16,7 @@ from frostline.batching import readable_bytes
 from frostline.core import UNPACKED, URLS, Samples, Skipped, View
 from frostline.core.config import NodeSettings, cache_folder
 from frostline.core.errors import FrostlineError, ObjectNotFound, SampleError, SettingError
+from frostline.core.units import log_named
 from frostline.node.memory import RequestMemory
 from frostline.node.pipeline import Slab
 from frostline.node.statistics import Counters
@@ -153,7 +153,7 @@ _COPIES = 3
 _FIRST_GUESS = 1_000_000
 
 
-_LOG = logging.getLogger("frostline.node")
+_LOG = log_named("frostline.node")
 # Reads of a store that end take less; where none of those under way has ended for so long, the store hangs.
 _STUCK_S = 1.5
 # A store whose reads take longer hangs after so many times what they usually take, each read a tenth of that mean.
@@ -363,7 +363,10 @@ class SampleReader(StoredSamples):
         self._decoding = decoding
         self._is_abandoned = is_abandoned
         self._apart = decoding.apart if decoding.apart is not None and takes_decoders(preprocess) else None
-        within = max(1, _pixels_within(decoding.memory.total_bytes))
+        # No more than the tenant's own part is enough for, so that it need not wait for what others hold.
+        own_bytes = decoding.memory.batch_bytes
+        encoded_bytes = min(_COPIES * int(samples.lengths.max(initial=0)), own_bytes // 2)
+        within = max(1, _pixels_within(own_bytes - encoded_bytes))
         # The size of a ready format's images is known before anything is read.
         self._first_guess = pixels_needed(preprocess, b"") if preprocess.stored else min(_FIRST_GUESS, within)
         self._guess = self._first_guess
@@ -478,5 +481,5 @@ class SampleReader(StoredSamples):
 
 
 def _pixels_within(nbytes: int) -> int:
-    """The number of pixels that a quarter of the memory is enough to decode."""
-    return (nbytes // 4 - scratch_bytes(0)) // (scratch_bytes(1) - scratch_bytes(0))
+    """The number of pixels that so much memory is enough to decode."""
+    return (nbytes - scratch_bytes(0)) // (scratch_bytes(1) - scratch_bytes(0))

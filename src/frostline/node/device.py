@@ -3,7 +3,6 @@
 What waits is rows of requests, which may share runs, and calls that need it alone. Each batch goes to one of several.
 """
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -29,6 +28,7 @@ from frostline.batching import (
     combined_speed,
     first_to_finish,
 )
+from frostline.core.units import log_named
 from frostline.engines.machine import pause_compute
 from frostline.engines.protocols import Between, Engine, PipelinedEngine, PreemptibleEngine, RunningBatch
 from frostline.node.memory import Cancelled, CancelScope, LockedFairShares, Pool, PoolStatistics, Reservation
@@ -608,7 +608,7 @@ def _begins(entry: Queued) -> bool:
 
 T = TypeVar("T")
 
-_LOG = logging.getLogger("frostline.node")
+_LOG = log_named("frostline.node")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -18,7 +18,7 @@ from frostline.core.config import cache_folder
 from frostline.core.errors import Overloaded, UnsafeArtifact
 from frostline.core.files import FileCache
 from frostline.core.nouns import Closing
-from frostline.core.processes import Worker
+from frostline.core.processes import Worker, without_keys
 from frostline.core.system import STARTED, __version__
 from frostline.wire.messages import error_from_json
 
@@ -220,5 +220,6 @@ def _serve_as_child(ours: socket.socket, theirs: socket.socket, *, warm_up: bool
 def _started() -> _Process:
     ours, theirs = socket.socketpair()
     with theirs:
-        process = Worker(STARTED["inspection"], str(theirs.fileno()), files=[theirs.fileno()])
+        files, environment = [theirs.fileno()], without_keys(os.environ)
+        process = Worker(STARTED["inspection"], str(files[0]), files=files, environment=environment)
     return _Process(ours, process.pid, process.wait)

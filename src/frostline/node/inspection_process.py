@@ -20,7 +20,9 @@ from frostline.core.errors import FrostlineError, UnsafeArtifact
 from frostline.core.system import imports_stay
 from frostline.engines.machine import limit_memory
 from frostline.engines.measure import GraphLimits
-from frostline.models.artifact import inspect_graph, inspect_prefix
+from frostline.models.artifact import inspect_graph, inspect_prefix, try_tokenizer
+from frostline.preprocess.confinement import confine
+from frostline.preprocess.tokens import has_tokenizers
 from frostline.wire.messages import error_to_json
 
 __all__ = ("MAX_CHECK_BYTES", "request_of", "serve_inspections")
@@ -73,7 +75,11 @@ def _answer(peer: socket.socket) -> None:
         _bound_this_process(terms["max_check_s"])
         with _FailureReporter(peer):
             limits = GraphLimits(**terms["limits"])
-            answer = inspect_prefix(header, max_rows=terms["max_rows"], limits=limits, tokenizer=tokenizer).to_json()
+            answer = inspect_prefix(header, max_rows=terms["max_rows"], limits=limits).to_json()
+            # Without the package the node says so when texts are asked for, and the trainer then tokenizes.
+            if tokenizer and has_tokenizers():
+                _confine_this_process()
+                try_tokenizer(tokenizer)
             peer.sendall(answer.encode())
 
 
@@ -121,6 +127,13 @@ def _bound_this_process(max_check_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_FILES, _MAX_FILES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _confine_this_process() -> None:
+    """Take from it what to read a tokenizer does not need: files, connections, threads and other processes."""
+    signal.setitimer(signal.ITIMER_PROF, 0)  # its signal has this process ask for a lower priority
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    confine()
 
 
 def _warm_up() -> None:

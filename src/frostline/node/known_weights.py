@@ -5,7 +5,6 @@ SHA-256 of their bytes (``wire.pieces``), and sends the others: what lies here i
 """
 
 import hashlib
-import logging
 import mmap
 import pickle
 import zipfile
@@ -16,12 +15,13 @@ from pathlib import Path
 
 import torch
 
+from frostline.core.units import log_named
 from frostline.models.artifact import dense_bytes
 from frostline.wire.pieces import MIN_BYTES, pieces_of
 
 __all__ = ("KnownWeights", "demo_weights", "weight_files")
 
-_LOG = logging.getLogger("frostline.node")
+_LOG = log_named("frostline.node")
 
 _SAFE = ".safetensors"
 _SUFFIXES = (_SAFE, ".pt", ".pth", ".bin", ".ckpt")

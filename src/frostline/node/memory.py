@@ -434,6 +434,8 @@ class Readers:
         maximum: maximum number of threads that work for one tenant; the others stay free for other tenants.
         weights: the tenants' weights by name; 1 for those who are not named.
         clock: clock that returns seconds.
+        spare: number of threads beside those, for tenants that have none at work: whatever several others wait for
+            together, each is served.
     """
 
     def __init__(
@@ -442,9 +444,12 @@ class Readers:
         maximum: int,
         weights: Mapping[str, float] = MappingProxyType({}),
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        spare: int = 0,
     ) -> None:
-        self._pool = ThreadPoolExecutor(threads, "frostline-read", in_background)
+        self._pool = ThreadPoolExecutor(threads + spare, "frostline-read", in_background)
         self._threads = threads
+        self._all_threads = threads + spare
         self._maximum = maximum
         self._clock = clock
         self._shares = FairShares(weights)
@@ -473,7 +478,7 @@ class Readers:
             (queue.urgent if is_urgent else queue.others).append(task)
             self._shares.arrive(tenant)
             # Threads that are never idle take task after task: asked once a task, the pool would keep what it is asked.
-            if self._asked == self._threads:
+            if self._asked == self._all_threads:
                 return
             try:
                 self._pool.submit(self._work)
@@ -504,7 +509,8 @@ class Readers:
 
     def _next(self) -> tuple[str, Task] | None:
         with self._lock:
-            able = [name for name in self._queues if self._at_work[name] < self._maximum]
+            most = self._maximum if self._at_work.total() < self._threads else 1
+            able = [name for name in self._queues if self._at_work[name] < most]
             if not able:
                 return None
             tenant = min(able, key=self._shares.tag)

@@ -552,7 +552,12 @@ class Listings:
         limits = Limits(memory_bytes=self._settings.listing_memory_bytes)
         try:
             process = BoundedProcess(
-                STARTED["listing"], {"out": file}, limits=limits, what="the listing", option="--listing-memory"
+                STARTED["listing"],
+                {"out": file},
+                limits=limits,
+                what="the listing",
+                option="--listing-memory",
+                reads_stores=True,
             )
         except OSError:
             file.close()

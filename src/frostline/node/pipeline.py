@@ -27,7 +27,7 @@ from frostline.datasets.formats.urls import UrlReader
 from frostline.datasets.reading import check_object, open_samples
 from frostline.engines.protocols import levels_of
 from frostline.node.feature_cache import Found
-from frostline.node.memory import Cancelled, CancelScope, Pool, RequestMemory, Reservation
+from frostline.node.memory import Cancelled, CancelScope, RequestMemory, Reservation
 from frostline.node.prefixes import Resident
 from frostline.preprocess import Preprocess, Tokenize
 from frostline.preprocess.apply import decode_into, pixels_needed, scratch_bytes
@@ -302,6 +302,7 @@ class Stores:
         cells_bytes: memory for decoded Parquet columns.
         follows_links: True if symbolic links in folders may lead out of the roots.
         deadline_s: see ``StoreLimits``.
+        tenants: function that returns the number of tenants that read.
 
     Raises:
         SettingError: A root is not a URL that Frostline reads.
@@ -314,10 +315,11 @@ class Stores:
         *,
         follows_links: bool = True,
         deadline_s: float = math.inf,
+        tenants: Callable[[], int] = lambda: 1,
     ) -> None:
         self._roots = tuple(normalise_url(root) for root in roots)
         self._lock = threading.Lock()
-        self._cells = CellCache(cells_bytes)
+        self._cells = CellCache(cells_bytes, tenants)
         self._follows_links = follows_links
         self._deadline_s = deadline_s
         self._open: LRUCache[tuple[str, str, bool, tuple[str, ...], tuple[str, ...], str], Versioned] = LRUCache(
@@ -452,7 +454,7 @@ def read_ahead(
     store: Versioned,
     request: FeatureRequest,
     places: Sequence[ByteRange],
-    ahead: Pool,
+    reserve: Callable[[int], Reservation | None],
     queue: ReadAheadQueue,
     second: SecondReads | None,
     scope: CancelScope,
@@ -466,7 +468,8 @@ def read_ahead(
         store: store that holds the samples.
         request: request for the samples.
         places: places of the samples.
-        ahead: memory for samples that were read with a neighbour and are not asked for yet.
+        reserve: function that sets memory aside for samples that were read with a neighbour and are not asked for yet;
+            None where there is none now.
         queue: queue of the other reads.
         second: the way that slow reads are repeated; None if they are not.
         scope: cancel scope of the request, which also wakes threads that wait for a read.
@@ -475,10 +478,6 @@ def read_ahead(
     # Parquet cells are read by whole row groups, and unpacked tars lie on this machine.
     if request.reading in (CELLS, UNPACKED):
         return store
-
-    def reserve(nbytes: int) -> Reservation | None:
-        return ahead.take(nbytes) if nbytes <= ahead.total_bytes else None
-
     # Single objects and rows of a table have no neighbours.
     if request.reading == OBJECTS and not isinstance(store, CqlStore):
         together = SharedReads(store, places, reserve)

@@ -227,33 +227,45 @@ class Prefixes:
         held = {piece for _, pieces in self._pieces_of(asker) for piece in pieces}
         return held if known is None else held | known.digests
 
-    def write_piece(self, digest: str, asker: Account, file: IO[bytes]) -> int:
+    def write_piece(self, digest: str, nbytes: int, asker: Account, file: IO[bytes]) -> bool:
         """Write a piece of a prefix that the tenant uploaded, or of a file that the node's owner gave.
 
-        Returns its bytes; 0 if none has it any more.
+        Args:
+            digest: SHA-256 of the piece.
+            nbytes: bytes of the place that it is for; one of another size is not written, since nothing is reserved
+                for it.
+            asker: account of the tenant.
+            file: file that takes it.
+
+        Returns:
+            Whether it was written; False where there is no such piece of that size any more.
         """
         known = self._bridge.known
         if known is not None and (content := known.get(digest)) is not None:
-            return file.write(content)
+            return _write(content, nbytes, file)
         for prefix, pieces in self._pieces_of(asker):
             with suppress(UnknownPrefix, Overloaded):  # it was evicted meanwhile, or is being evicted
                 if digest in pieces:
                     with self._using(prefix, asker.name) as used:
-                        return file.write(self._bridge.file_bytes(used.prefix, pieces[digest]))
-        return 0
+                        return _write(self._bridge.file_bytes(used.prefix, pieces[digest]), nbytes, file)
+        return False
 
     def _pieces_of(self, asker: Account) -> list[tuple[str, Mapping[str, str]]]:
-        """Names of the larger tensors of a tenant's prefixes by their SHA-256, worked out at the first need."""
+        """Names of the larger tensors of a tenant's prefixes by their SHA-256, worked out at the first need.
+
+        That takes a second for each GB or two, in which nobody else waits.
+        """
+        found = []
+        for digest in self._weights.prefixes_of(asker.name):
+            with suppress(UnknownPrefix, Overloaded):
+                if (named := self._pieces.get(digest)) is None:
+                    with self._using(digest, asker.name) as used:
+                        named = self._bridge.pieces_of(used.prefix)
+                found.append((digest, named))
         with self._naming:
-            self._pieces = {digest: pieces for digest, pieces in self._pieces.items() if digest in self}
-            found = []
-            for digest in self._weights.prefixes_of(asker.name):
-                with suppress(UnknownPrefix, Overloaded):
-                    if digest not in self._pieces:
-                        with self._using(digest, asker.name) as used:
-                            self._pieces[digest] = self._bridge.pieces_of(used.prefix)
-                    found.append((digest, self._pieces[digest]))
-            return found
+            known = {**self._pieces, **dict(found)}
+            self._pieces = {digest: pieces for digest, pieces in known.items() if digest in self}
+        return found
 
     def wake(self) -> None:
         """Make all threads that wait for memory check whether they are still wanted."""
@@ -352,6 +364,11 @@ class Prefixes:
             served=partial(self._weights.charge_prefix, digest),
             check_rows=None if self._rows is None else partial(self._rows.check, digest, prefix),
         )
+
+
+def _write(content: memoryview, nbytes: int, file: IO[bytes]) -> bool:
+    """Write what has so many bytes, and return whether it has."""
+    return content.nbytes == nbytes and file.write(content) == nbytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
@@ -545,7 +562,7 @@ class PieceUpload(Upload):
             raise BadRequest("the prefix ended before what lies between its pieces")
         for piece in self._pieces:
             self._buffer.seek(piece.start)
-            if self._prefixes.write_piece(piece.digest, self._account, self._buffer) != piece.stop - piece.start:
+            if not self._prefixes.write_piece(piece.digest, piece.stop - piece.start, self._account, self._buffer):
                 raise UnknownPrefix(
                     f"this node does not hold the piece {piece.digest[:12]}, or not any more: ask which pieces it "
                     "holds, and send the others"

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from frostline.batching import readable_bytes
 from frostline.core.config import NodeSettings
 from frostline.core.errors import AddressInUse, NodeUnreachable, Refused, SettingError, UserError
-from frostline.core.processes import Limits, Worker
+from frostline.core.processes import Limits, Worker, without_keys
 from frostline.core.system import STARTED
 from frostline.engines.machine import ENVIRONMENT
 
@@ -254,6 +254,7 @@ class BoundedProcess(Worker):
         what: name of the process in messages.
         option: option of the node that raises the limit, for messages.
         token: token with which it asks the node, that of the tenant that asked for it.
+        reads_stores: True if it reads stores itself, and so needs the keys that the node has in its environment.
     """
 
     def __init__(
@@ -265,6 +266,7 @@ class BoundedProcess(Worker):
         what: str,
         option: str,
         token: str | None = None,
+        reads_stores: bool = False,
     ) -> None:
         assert limits.memory_bytes is not None
         self._limits = limits
@@ -275,7 +277,7 @@ class BoundedProcess(Worker):
         super().__init__(
             module,
             files=tuple(self._numbers.values()),
-            environment=_environment(token),
+            environment=_environment(token, has_keys=reads_stores),
             limits=limits,
             is_told=True,
             answers=True,
@@ -336,7 +338,7 @@ def _clock_of(pid: int) -> int:
     return (~pid << 3) | 2
 
 
-def _environment(token: str | None) -> dict[str, str]:
+def _environment(token: str | None, *, has_keys: bool) -> dict[str, str]:
     """The node's own environment, the variables that every process of Frostline needs at its start, and the token."""
     own = {name: value for name, value in os.environ.items() if name != _WHO}
-    return {**ENVIRONMENT, **own, **({} if token is None else {_WHO: token})}
+    return {**ENVIRONMENT, **(own if has_keys else without_keys(own)), **({} if token is None else {_WHO: token})}

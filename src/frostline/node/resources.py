@@ -1,6 +1,5 @@
 """The resources that a node's tenants share, and those of one request: its store, its reader and its engine."""
 
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Generator, Sequence
@@ -14,6 +13,7 @@ from frostline.batching import BatchingRule, FairMerging, FirstCome, Hapi
 from frostline.core import OBJECTS, REFERENCE, FeatureBatch
 from frostline.core.config import NodeSettings, TenantSettings, devices_of
 from frostline.core.errors import BadRequest, OverBudget, SettingError
+from frostline.core.units import log_named
 from frostline.datasets.formats.cells_apart import CellsApart
 from frostline.engines.machine import free_device_bytes, is_accelerator
 from frostline.node.decode import NodeTier, ReadWatch, SampleReader, SharedDecoder
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 # Samples being read or decoded at once: enough to decode some while others wait for the store.
 _READERS = 16
-_LOG = logging.getLogger("frostline.node")
+_LOG = log_named("frostline.node")
 
 
 class Resources:
@@ -245,9 +245,12 @@ class Resources:
 
 
 def _readers(threads: int, tenants: Tenants) -> Readers:
-    # With several tenants, no tenant gets more than half of the threads, in case its store is slow.
+    # With several tenants, no tenant gets more than half of the threads, in case its store is slow; and where several
+    # stores are, there is one for each other tenant.
     weights = tenants.weights
-    return Readers(threads, threads if len(weights) <= 1 else max(1, threads // 2), weights)
+    if len(weights) <= 1:
+        return Readers(threads, threads, weights)
+    return Readers(threads, max(1, threads // 2), weights, spare=threads)
 
 
 def _device_pools(pool: Pool, named: Sequence[str]) -> Sequence[Pool]:
@@ -370,7 +373,17 @@ class RequestOpener:
 
     def decode_memory(self, account: Account) -> RequestMemory:
         """A tenant's access to the memory for decoding."""
-        return RequestMemory(self._memory, partial(account.decode_claim, self._memory.total_bytes))
+        claim = partial(account.decode_claim, self._memory.total_bytes)
+        return RequestMemory(self._memory, claim, tenants=account.tenants)
+
+    def _ahead_of(self, account: Account) -> Callable[[int], Reservation | None]:
+        """What reserves memory for a tenant to read ahead in, beside what is kept for others; None for none now."""
+        total_bytes = self._ahead.total_bytes
+
+        def reserve(nbytes: int) -> Reservation | None:
+            return self._ahead.take(nbytes, account.decode_claim(total_bytes)) if nbytes <= total_bytes else None
+
+        return reserve
 
     def decode_apart(self, account: Account) -> Callable[..., tuple[int, float]] | None:
         """``Decoders.decode_into`` in processes of a tenant; None where samples are decoded in this one."""
@@ -472,8 +485,8 @@ class RequestOpener:
             places = [place for row, place in enumerate(places) if not here.has(row)]
         ahead = self._blocks.over(store, places)
         if ahead is None:
-            queue, second = self._queue(account.name), self._second_reads(store, account, counters)
-            ahead = read_ahead(store, request, places, self._ahead, queue, second, scope, held)
+            queue, second = self._queue(account), self._second_reads(store, account, counters)
+            ahead = read_ahead(store, request, places, self._ahead_of(account), queue, second, scope, held)
         return SampleReader(ahead, samples, preprocess, request.view, decoding, scope.is_cancelled, here)
 
     def open_prefix(
@@ -504,12 +517,11 @@ class RequestOpener:
             )
         return resident
 
-    def _queue(self, tenant: str) -> ReadAheadQueue:
+    def _queue(self, account: Account) -> ReadAheadQueue:
         maximum = {"maximum": self._settings.read_threads, "max_bytes": self._ahead.total_bytes}
+        threads = self._waiters.executor_for(account.name)
         with self._lock:
-            return self._queues.setdefault(
-                tenant, ReadAheadQueue(self._ahead.take, self._waiters.executor_for(tenant), **maximum)
-            )
+            return self._queues.setdefault(account.name, ReadAheadQueue(self._ahead_of(account), threads, **maximum))
 
     def _second_reads(self, store: Versioned, account: Account, counters: Counters) -> SecondReads | None:
         if self._settings.hedge_quantile == 1:

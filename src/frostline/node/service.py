@@ -225,6 +225,7 @@ class Node(Closing):
             cells_bytes(settings.memory_bytes),
             follows_links=settings.follow_links,
             deadline_s=settings.store_deadline_s,
+            tenants=lambda: max(1, len(self._settings.tenants)),
         )
         self._resources = Resources(settings)
         self._pools = self._resources.pools
@@ -401,8 +402,14 @@ class Node(Closing):
         return kind(self._prefixes, digest, self._resources.request_memory(admission.account), length, admission)
 
     def held_pieces(self, account: Account | None = None) -> set[str]:
-        """The pieces of the prefixes that a tenant uploaded; see ``wire.pieces``."""
-        return self._prefixes.held_pieces(account or self._resources.tenants.everybody)
+        """The pieces of the prefixes that a tenant uploaded; see ``wire.pieces``.
+
+        Raises:
+            Forbidden: The tenant may upload nothing, and so need not know.
+        """
+        asker = account or self._resources.tenants.everybody
+        asker.check_may("upload")
+        return self._prefixes.held_pieces(asker)
 
     def admit(self, body_bytes: int = 0, account: Account | None = None) -> Admission:
         """Admit a request before its body is read; see ``Gate.enter`` for the errors."""

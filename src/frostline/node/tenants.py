@@ -139,7 +139,7 @@ class Account:
         return Claim(tenant=self.name, device_s=device_s, max_bytes=maximum, tenants=self._tenants)
 
     def decode_claim(self, pool_bytes: int) -> Claim:
-        """The claim of its samples on a pool of ``pool_bytes`` for decoding; one that needs more gets it alone."""
+        """The claim of its samples on a pool to decode or to read ahead in; one that needs more gets it alone."""
         maximum = pool_bytes if self._is_alone else int(_MAX_WORK * pool_bytes)
         return Claim(tenant=self.name, max_bytes=maximum, tenants=self._tenants)
 

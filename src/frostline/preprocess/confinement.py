@@ -37,6 +37,8 @@ _LATEST_FILES = 16
 
 def confine() -> str:
     """Take from this process what decoding does not need, for good; in words, what is in force."""
+    if sys.platform != "linux":
+        return "limits alone"
     library = ctypes.CDLL(None, use_errno=True)
     if library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         return "limits alone"
@@ -63,7 +65,7 @@ def _confine_by_landlock(library: ctypes.CDLL) -> int:
 
 def _confine_by_seccomp(library: ctypes.CDLL) -> bool:
     known = _ARCHITECTURES.get(platform.machine())
-    if known is None or sys.platform != "linux":
+    if known is None:
         return False
     architecture, place = known
     program = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]

@@ -7,7 +7,6 @@ wait at that moment. A child that ends takes the one sample with it that it had,
 
 import contextlib
 import json
-import logging
 import math
 import mmap
 import os
@@ -29,6 +28,7 @@ from frostline.core import View
 from frostline.core.errors import DataError, SampleError
 from frostline.core.processes import Worker
 from frostline.core.system import STARTED, is_stopped
+from frostline.core.units import log_named
 from frostline.preprocess import Decode, DecodeAudio, Preprocess, Tokenize
 from frostline.preprocess.apply import MAX_PIXELS
 from frostline.preprocess.decoder_process import COUNT, MAX_DECODE_S, MAX_TOGETHER, MESSAGE_BYTES, PAGE
@@ -61,7 +61,7 @@ _ENVIRONMENT = {
 }
 # What tells Python and the loader of libraries where they are; all else may be a key, which a sample could carry out.
 _PASSED_ON = re.compile(r"PATH|TZ|LANG|(LC|LD|PYTHON)[A-Z_]*")
-_LOG = logging.getLogger("frostline.decoders")
+_LOG = log_named("frostline.decoders")
 # Why children end, and what is said of it to who wanted the sample.
 _CAUSES = {
     "time": f"decoding it takes more than {MAX_DECODE_S:g} s of a core",

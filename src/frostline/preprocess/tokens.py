@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from frostline.core.errors import SampleError, SettingError
+from frostline.core.files import read_regular
 
 __all__ = (
     "MAX_TOKENIZER_BYTES",
@@ -154,9 +155,7 @@ def _said(tokenizer: TextTokenizer) -> tuple[bytes, dict[str, Any] | None, dict[
 
 def _file(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MAX_TOKENIZER_BYTES:
-            raise SettingError(f"tokenizer: {path} is larger than {MAX_TOKENIZER_BYTES >> 20} MiB")
-        return path.read_bytes()
+        return read_regular(path, MAX_TOKENIZER_BYTES)
     except OSError as error:
         raise SettingError(
             f"tokenizer: {path} cannot be read: {error.strerror}; give the path of a tokenizer.json, or a tokenizer, "

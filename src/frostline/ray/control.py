@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -68,8 +69,33 @@ def folder() -> Path:
     return Path(tempfile.gettempdir()) / f"frostline-ray-{os.geteuid()}"
 
 
+def _require_own(at: Path) -> None:
+    """Do nothing where a folder is this user's alone, or is not there: anybody can make one of that name before.
+
+    Who joins another user's Ray runs what that sends.
+
+    Raises:
+        SettingError: The folder is another user's, a link, or others may write there.
+    """
+    try:
+        found = at.lstat()
+    except FileNotFoundError:
+        return
+    is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    if not is_own or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise SettingError(
+            f"{at} is not a folder of your own that nobody else may write to: set TMPDIR to another one, or name the "
+            "Ray to join (RAY_ADDRESS)"
+        )
+
+
 def running_address() -> str | None:
-    """The address of the Ray that was started here; None where none runs."""
+    """The address of the Ray that was started here; None where none runs.
+
+    Raises:
+        SettingError: The folder of Ray's files is not this user's alone.
+    """
+    _require_own(folder())
     try:
         found = without_schema(parse_json((folder() / "head.json").read_bytes()), _FORMAT, folder(), ("address", "pid"))
         address, pid = str(found["address"]), int(found["pid"])
@@ -88,13 +114,12 @@ def start(cpus: int, object_bytes: int) -> str:
         object_bytes: memory for objects that tasks hand to each other.
 
     Raises:
-        SettingError: Another user owns the folder of Ray's files.
+        SettingError: The folder of Ray's files is not this user's alone.
         NodeUnreachable: Ray did not start; the message holds the end of its output.
     """
     at = folder()
     make_private_folder(at)
-    if at.stat().st_uid != os.geteuid():
-        raise SettingError(f"{at} belongs to somebody else: set TMPDIR to a folder of your own")
+    _require_own(at)
     address = at / "ray_current_cluster"
     address.unlink(missing_ok=True)
     options = (f"--num-cpus={cpus}", f"--object-store-memory={object_bytes}", f"--temp-dir={at}")
@@ -369,7 +394,10 @@ def end_own_ray(address: str | None) -> bool:
     Returns:
         True if Ray was ended.
     """
-    own = running_address()
+    try:
+        own = running_address()
+    except SettingError:  # whose nodes are elsewhere
+        return False
     if own is None or _address_of_ray(address) != own:
         return False
     ray = join(own)

@@ -1,6 +1,5 @@
 """Reads a data set, or features of it, as a data set of Ray Data: each read task has a range of the manifest's rows."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from ray.data.block import Block, BlockAccessor, BlockMetadata
 
 from frostline.core.config import check_type
 from frostline.core.errors import SettingError
-from frostline.core.units import printable
+from frostline.core.units import log_named
 from frostline.datasets import Dataset
 from frostline.jobs.offload import offload
 from frostline.jobs.workers import RowReader
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ("RowDatasource", "read")
 
-_LOG = logging.getLogger("frostline")
+_LOG = log_named("frostline")
 # A task that starts opens connections; this many rows make that a small part.
 _MIN_ROWS = 256
 
@@ -142,8 +141,8 @@ def _blocks(reader: Any, rows: range, *, targets: bool | None) -> Iterator[Block
             len(done.skipped),
             rows.start,
             rows.stop - 1,
-            printable(one.object),
-            printable(one.reason),
+            one.object,
+            one.reason,
         )
     if done.nonfinite:
         _LOG.warning(
@@ -151,7 +150,7 @@ def _blocks(reader: Any, rows: range, *, targets: bool | None) -> Iterator[Block
             done.nonfinite,
             rows.start,
             rows.stop - 1,
-            printable(done.first_nonfinite),
+            done.first_nonfinite,
         )
 
 

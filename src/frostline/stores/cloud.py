@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core.config import environment
-from frostline.core.errors import AccessDenied, ObjectNotFound, SettingError, StoreUnavailable
+from frostline.core.errors import AccessDenied, ObjectNotFound, SettingError, StoreError, StoreUnavailable
 from frostline.core.system import background
 from frostline.stores.errors import OddName, error_of_driver, error_of_status
 from frostline.stores.protocols import (
@@ -50,7 +50,7 @@ from frostline.stores.urls import Root, check_name, parse_url
 from frostline.stores.web import WebClient, WebStore, hosts_alone
 
 if TYPE_CHECKING:
-    from obstore import ListResult, ObjectMeta
+    from obstore import GetResult, ListResult, ObjectMeta
     from obstore.store import AzureStore, GCSStore, MemoryStore, RetryConfig, S3Credential, S3Store
     from obstore.store import ObjectStore as Client
     from pyarrow.fs import FileSystem
@@ -123,17 +123,8 @@ class DriverStore:
         return self._url
 
     def read(self, object: str, offset: int, length: int) -> Buffer:
-        """See ``Readable.read``; the bytes are the driver's own, not copied."""
-        name = check_name(object)
-        if length == 0:
-            return b""
-        with self._driven(name) as client:
-            from obstore import get_range
-
-            data = memoryview(get_range(client, self._prefix + name, start=offset, length=length))
-        if len(data) != length:
-            raise ObjectNotFound(f"{name} gave {len(data)} of {length} bytes: it has changed")
-        return data
+        """See ``Readable.read``."""
+        return self.read_version(object, offset, length)[0]
 
     def read_version(self, object: str, offset: int, length: int) -> tuple[Buffer, str]:
         """See ``Versioned.read_version``."""
@@ -144,7 +135,7 @@ class DriverStore:
             from obstore import get
 
             found = get(client, self._prefix + name, options={"range": (offset, offset + length)})
-            data = memoryview(found.bytes())
+            data = self._bounded(found, length)
         if len(data) != length:
             raise ObjectNotFound(f"{name} gave {len(data)} of {length} bytes: it has changed")
         return data, _version(found.meta)
@@ -219,6 +210,16 @@ class DriverStore:
             from obstore import put
 
             put(client, self._prefix + name, data)
+
+    def _bounded(self, found: "GetResult", length: int) -> bytes:
+        """The bytes of an answer, which may go on without an end: the driver itself keeps all that comes."""
+        pieces, left = list[bytes](), length
+        for piece in found.stream(min_chunk_size=length):
+            left -= len(piece)
+            if left < 0:
+                raise StoreError(f"the server of {self._url} gives other ranges than it is asked for")
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _at_root(self) -> "ListResult[Sequence[ObjectMeta]]":
         with self._driven("", _LIST_RETRIES) as client:

@@ -22,6 +22,7 @@ from torch import nn
 
 from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMissing
 from frostline.core.events import Observer, PhaseStarted
+from frostline.core.files import read_regular
 from frostline.core.hints import suggest_names
 from frostline.core.units import in_bytes
 from frostline.preprocess import CenterCrop, Decode, Normalize, Preprocess, Resize, imagenet, text
@@ -264,7 +265,9 @@ def _preprocess(
     return Preprocess(steps=(Decode(), Resize(shorter=shorter, filter=kernel), CenterCrop(size=size), scale))
 
 
-_BROKEN = (AttributeError, LookupError, OSError, TypeError, ValueError, ZeroDivisionError)
+_BROKEN = (AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError, ZeroDivisionError)
+# Those that are published have a few kilobytes.
+_MAX_PROCESSOR_BYTES = 1 << 20
 
 
 def processor_of(file: Path) -> Processor:
@@ -274,7 +277,7 @@ def processor_of(file: Path) -> Processor:
         ModelError: The file is no image processor, or does something that no step can do.
     """
     try:
-        says = json.loads(file.read_text())
+        says = json.loads(read_regular(file, _MAX_PROCESSOR_BYTES))
         # Where images and texts have one file, what is said of images stands in an object of its own.
         return processor_from_json(says.get("image_processor", says))
     except _BROKEN as error:

@@ -187,6 +187,9 @@ CHECKPOINTS = "checkpoints"
 REPORT = "report.json"
 """File of a run's figures, which is written when the run ends or is interrupted."""
 
+# More than the figures of any run, and few enough for memory: the folder may come from anybody.
+_MAX_REPORT_BYTES = 256 << 20
+
 
 def require_ended(folder: Path) -> None:
     """Do nothing unless a run was cut off in a folder: it has a checkpoint that no report came after.
@@ -213,7 +216,7 @@ def keep_report(folder: Path) -> None:
         OutOfSpace: the disk is full.
     """
     try:
-        report = (folder / REPORT).read_bytes()
+        report = read_regular(folder / REPORT, _MAX_REPORT_BYTES)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -223,7 +226,7 @@ def keep_report(folder: Path) -> None:
         if not kept.exists():
             write_bytes(kept, report)
             return
-        if kept.is_file() and kept.read_bytes() == report:
+        if kept.is_file() and kept.stat().st_size == len(report) and kept.read_bytes() == report:
             return
 
 

@@ -4,7 +4,6 @@ Who renews a certificate writes its file anew, and the next connection has it: n
 """
 
 import ipaddress
-import logging
 import re
 import ssl
 import stat
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from frostline.core.config import ServerTls, TlsFiles
 from frostline.core.errors import SettingError
 from frostline.core.files import make_private_folder, replace_file, stamp_of, write_errors
+from frostline.core.units import log_named
 
 if TYPE_CHECKING:  # of the extra `tls`, which only who makes certificates needs
     from cryptography import x509
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # of the extra `tls`, which only who makes certificates needs
 
 __all__ = ("Authority", "FollowedContext", "client_context", "server_context")
 
-_LOG = logging.getLogger("frostline.tls")
+_LOG = log_named("frostline.tls")
 _LIST = b"-----BEGIN X509 CRL-----"
 
 

@@ -1,6 +1,5 @@
 """What of a data set is no sample: objects, rows and columns that are named and counted instead of dropped."""
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import pyarrow.compute as pc
 
 from frostline.core.errors import EmptyDataset
 from frostline.core.events import Event, SamplesLeftOut
+from frostline.core.units import log_named
 from frostline.stores.protocols import UNREADABLE, Entries
 from frostline.stores.urls import FILE_SUFFIXES
 
@@ -45,7 +45,7 @@ NO_LABELS = r"(?i)submission"
 
 _NAMED = 3
 _MAX_NAME = 200
-_LOG = logging.getLogger("frostline")
+_LOG = log_named("frostline")
 # Frostline's own, beside the data.
 _OWN = ".frostline/"
 # Formats whose files are known by their suffix: where another format was taken, they may be what was meant.
@@ -145,7 +145,7 @@ def describe_left_out(url: str, found: Sequence[LeftOut]) -> SamplesLeftOut | No
 def log_left_out(event: Event) -> None:
     """Log what is left out, as a warning: what happens to such events where nobody observes."""
     if isinstance(event, SamplesLeftOut):
-        _LOG.warning(event.reason)
+        _LOG.warning("%s", event.reason)
 
 
 def read_left_out(values: Any) -> tuple[LeftOut, ...]:

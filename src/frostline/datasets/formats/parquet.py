@@ -3,7 +3,7 @@
 import bisect
 import hashlib
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -284,11 +284,15 @@ class CellCache:
 
     Args:
         max_bytes: maximum size of the cells, including the memory for decoding.
+        tenants: function that returns the number of tenants that share it. Half of it is divided among them, so that
+            each has a part to decode in, whatever the stores of several others keep waiting.
     """
 
-    def __init__(self, max_bytes: int = CELLS_BYTES) -> None:
+    def __init__(self, max_bytes: int = CELLS_BYTES, tenants: Callable[[], int] = lambda: 1) -> None:
         self._maximum = max_bytes
+        self._tenants = tenants
         self._used = 0
+        self._taken: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._kept: OrderedDict[tuple[object, ...], tuple[Cells, int]] = OrderedDict()
         self._under_way: set[tuple[object, ...]] = set()
@@ -302,7 +306,7 @@ class CellCache:
         """A column, decoded now or before.
 
         Args:
-            key: key of the cells.
+            key: key of the cells, which begins with the name of the tenant.
             plan: function that says how they are decoded, called where they are to be; it, and what it gives, are
                 called outside of any lock.
 
@@ -330,8 +334,8 @@ class CellCache:
                 self._changed.notify_all()
 
     @contextmanager
-    def holding(self, nbytes: int) -> Iterator[None]:
-        """While something else takes memory, for which there is room then.
+    def holding(self, tenant: str, nbytes: int) -> Iterator[None]:
+        """While something else of a tenant takes memory, for which there is room then.
 
         Raises:
             SampleError: The memory does not fit the budget.
@@ -341,37 +345,48 @@ class CellCache:
                 f"a footer that takes {nbytes} bytes while it is read is too large: {self._maximum} fit; write fewer "
                 "row groups to a file, or start the node with more --memory"
             )
-        with self._changed:
-            self._changed.wait_for(lambda: self._fits_after_eviction(nbytes))
-            self._used += nbytes
+        self._take(tenant, nbytes)
         try:
             yield
         finally:
-            with self._changed:
-                self._used -= nbytes
-                self._changed.notify_all()
+            self._give_back(tenant, nbytes)
 
     def _decoded(self, key: tuple[object, ...], takes: int, decode: "Callable[[], tuple[Cells, str]]") -> Cells:
-        with self._changed:
-            self._changed.wait_for(lambda: self._fits_after_eviction(takes))
-            self._used += takes
-        stays = 0
+        tenant, stays = str(key[0]), 0
+        self._take(tenant, takes)
         try:
             column, _ = decode()
             stays = min(column.nbytes, takes)
             return column
         finally:
             with self._changed:
-                self._used += stays - takes
                 if stays:
                     self._kept[key] = (column, stays)
-                self._changed.notify_all()
+                self._give_back(tenant, takes, stays)
 
-    def _fits_after_eviction(self, nbytes: int) -> bool:
-        while self._used + nbytes > self._maximum and self._kept:
-            _, (_, freed) = self._kept.popitem(last=False)
-            self._used -= freed
-        return self._used + nbytes <= self._maximum
+    def _take(self, tenant: str, nbytes: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._may_take(tenant, nbytes))
+            while self._used + nbytes > self._maximum:
+                _, (_, freed) = self._kept.popitem(last=False)
+                self._used -= freed
+            self._used += nbytes
+            self._taken[tenant] += nbytes
+
+    def _give_back(self, tenant: str, nbytes: int, stays: int = 0) -> None:
+        with self._changed:
+            self._used += stays - nbytes
+            self._taken[tenant] -= nbytes
+            self._changed.notify_all()
+
+    def _may_take(self, tenant: str, nbytes: int) -> bool:
+        """Whether it fits beside what is taken and what is kept for others; all that was decoded before may go."""
+        others = self._tenants() - 1 if tenant else 0
+        part = self._maximum // (2 * others + 2) if others else 0
+        if self._taken[tenant] + nbytes <= part or nbytes > self._maximum - others * part:
+            others = 0  # it is its own part; or more than all that is kept for nobody
+        used = sum(min(taken, part) for name, taken in self._taken.items() if name != tenant) if others else 0
+        return self._taken.total() + nbytes + others * part - used <= self._maximum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -486,6 +501,7 @@ class CellReader:
         self._decoder = CellsHere() if decoder is None else decoder
         self._store = store
         self._cache = cache
+        self._holding = partial(cache.holding, self._decoder.tenant)
         self._url = url
         self._lock = threading.Lock()
         self._failed: TTLCache[tuple[object, ...], str] = TTLCache(_MAX_FAILED, _FAILED_S)
@@ -527,7 +543,7 @@ class CellReader:
         source = partial(RangeFile, self._store, cell.file, cell.size)
 
         def plan() -> CellPlan:
-            planned = self._decoder.plan(source, file, group, cell.columns[0], self._cache.holding)
+            planned = self._decoder.plan(source, file, group, cell.columns[0], self._holding)
             return replace(planned, decode=partial(self._decoded, cell, planned.decode))
 
         key = (self._decoder.tenant, self._url, cell, group)
@@ -552,7 +568,7 @@ class CellReader:
         with self._lock:
             if (known := self._files.get(key)) is not None:
                 return known
-        file = self._decoder.open(RangeFile(self._store, cell.file, cell.size), self._cache.holding)
+        file = self._decoder.open(RangeFile(self._store, cell.file, cell.size), self._holding)
         self._check(cell, file.etag)
         with self._lock:
             self._files[key] = file

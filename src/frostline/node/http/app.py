@@ -464,7 +464,7 @@ def _routes(service: "_Service") -> Iterator[Route]:
                 200: Body(said="It was held already.", kind=HeldPrefix),
                 201: Body(said="It is held now.", kind=HeldPrefix),
             },
-            refusals=(UnknownPrefix, UnsafeArtifact, *_BUSY),
+            refusals=(Forbidden, UnknownPrefix, UnsafeArtifact, *_BUSY),
         ),
     )
     yield DescribedRoute(
@@ -475,7 +475,7 @@ def _routes(service: "_Service") -> Iterator[Route]:
             summary="Tell which pieces of prefixes are held: bytes of single weights, that the same tenant uploaded.",
             body=Body(said="SHA-256 of the bytes of each.", kind=pieces.Names),
             answers={200: Body(said="Those of them that are held; they may be evicted later.", kind=HeldPieces)},
-            refusals=_BUSY,
+            refusals=(Forbidden, *_BUSY),
         ),
     )
     yield DescribedRoute(

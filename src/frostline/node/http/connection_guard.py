@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 
 from frostline.core.system import connection_slots, give_back_freed
 from frostline.core.tokens import site_of
+from frostline.core.units import log_named
 
 __all__ = (
     "LOG",
@@ -208,7 +209,7 @@ def _remove(groups: dict[str, dict[C, None]], name: str, connection: C) -> None:
         groups.pop(name, None)
 
 
-LOG = logging.getLogger("frostline.node")
+LOG = log_named("frostline.node")
 """The log of a server: what it refused and closed."""
 
 # Minimum seconds between two log lines with the same text.

@@ -13,10 +13,11 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 from anyio import CancelScope, CapacityLimiter, create_task_group, to_thread
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from frostline.batching import readable_bytes
 from frostline.core.audit import AuditLog
@@ -342,6 +343,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 _SAID_EVERY_S = 10.0
+# Characters of a path in the log: longer than any that a route takes.
+_MAX_PATH = 200
 _said_at_s: dict[str, float] = {}
 
 
@@ -354,7 +357,7 @@ def log_refusal(path: str, error: FrostlineError) -> None:
     if isinstance(error, Overloaded) or now_s - _said_at_s.get(kind, -math.inf) < _SAID_EVERY_S:
         return
     _said_at_s[kind] = now_s
-    LOG.warning("refused %s: %s: %s", path, kind, error)
+    LOG.warning("refused %s: %s: %s", path[:_MAX_PATH], kind, error)
 
 
 async def _refuse_http(_: Request, error: Exception) -> Response:
@@ -437,14 +440,18 @@ def _name_of(host: str) -> str:
 
 
 class AskedByName:
-    """An application that answers requests alone which ``names`` does not refuse."""
+    """An application that answers requests alone which ``names`` does not refuse; those stand in its audit log."""
 
-    def __init__(self, app: ASGIApp, names: OwnNames) -> None:
+    def __init__(self, app: Starlette, names: OwnNames) -> None:
         self._app = app
         self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
         why = self._names.refusal(scope["method"], scope["path"], scope["headers"])
-        app = self._app if why is None else error_response(Forbidden(why))
-        await app(scope, receive, send)
+        if why is None:
+            await self._app(scope, receive, send)
+            return
+        error, audit = Forbidden(why), self._app.state.audit
+        audit.note("refused", kind=type(error).__name__, why=why, address=address_of(Request(scope)))
+        await error_response(error)(scope, receive, send)

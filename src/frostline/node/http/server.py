@@ -16,8 +16,8 @@ from types import FrameType
 from typing import cast
 
 import uvicorn
+from starlette.applications import Starlette
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from frostline.core.config import ServerTls
 from frostline.core.errors import AddressInUse, SettingError
@@ -91,7 +91,7 @@ class AppServer:
     """An application on a listening socket.
 
     Args:
-        app: application to serve.
+        app: application to serve, whose state has the audit log.
         listening: socket from ``listen``; closed at the end.
         limits: limits of connections; None derives them from the descriptors that this process may open.
         drain: function that makes the application say that it is about to stop; called before the port closes.
@@ -105,7 +105,7 @@ class AppServer:
 
     def __init__(
         self,
-        app: ASGIApp,
+        app: Starlette,
         listening: socket.socket,
         limits: ConnectionLimits | None = None,
         drain: Callable[[], None] | None = None,

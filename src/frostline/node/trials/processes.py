@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from frostline.core import Levels
 from frostline.core.errors import Unavailable
-from frostline.core.processes import Limits, Worker
+from frostline.core.processes import Limits, Worker, without_keys
 from frostline.core.system import STARTED
 from frostline.core.units import in_bytes, in_seconds
 from frostline.engines.catalog import offer_of
@@ -120,7 +120,7 @@ class TrialProcess:
 
     def _new(self) -> Worker:
         words = tempfile.TemporaryFile()  # noqa: SIM115 (it closes it)
-        environment = {**self._environment, **os.environ}
+        environment = {**self._environment, **without_keys(os.environ)}
         return Worker(STARTED["trial"], environment=environment, limits=self._limits, is_told=True, stderr=words)
 
     def _started(self, is_abandoned: Callable[[], bool]) -> Worker:
