@@ -239,7 +239,7 @@ def _moment(name: str, value: str | float, kind: pa.DataType) -> pa.Scalar:
     except (pa.ArrowException, ValueError) as error:
         written = "'2026-11-21T08:30:00Z'" if getattr(kind, "tz", None) else "'2026-11-21' or '2026-11-21T08:30:00'"
         raise SettingError(
-            f"column {name!r} holds {kind}: {value!r} is none, which is written like {written}"
+            f"column {name!r} holds {kind}, and {value!r} is not one: write it like {written}"
         ) from error
 
 

@@ -327,7 +327,10 @@ class RowStream:
         except EngineNotReady:
             return self._prepared()
         except UnknownPrefix as error:  # others had its place before this request came
-            raise Overloaded("the node has no memory for the prefix for long", retry_after_s=_AGAIN_S) from error
+            raise Overloaded(
+                "the node drops the frozen layers again for want of memory: start it with more --memory",
+                retry_after_s=_AGAIN_S,
+            ) from error
 
     def _prepared(self) -> FeatureBatch:
         """The node has not made the engine ready, as for a cut that no plan wanted before: have it do so, ask again."""

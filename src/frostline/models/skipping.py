@@ -724,7 +724,10 @@ class _Skipper:
 
     def _skip(self, call: _SkippedCall) -> Any:
         if self._run.count != call.starts:
-            raise ModelError(f"the network runs its frozen module {call.path!r} otherwise than when it was cut")
+            raise ModelError(
+                f"frozen module {call.path!r} was called in another order, or behind other operations, than when the "
+                "network was traced: make the job again, or call job.refreeze()"
+            )
         self._run.count = call.ends
         if call.ends > self._plan.placements[-1].operation:
             self._reached()
