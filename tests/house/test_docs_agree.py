@@ -227,7 +227,8 @@ def test_the_concepts_are_chapters_that_are_short_and_that_their_index_names():
 def test_each_decision_has_its_number_and_the_title_that_their_index_has():
     folder = ROOT / "docs" / "decisions"
     index = (folder / "index.md").read_text(encoding="utf-8")
-    listed = {name: (int(number), title) for number, title, name in re.findall(r"^- \[(\d+)\. (.+)\]\((.+)\)$", index, re.M)}
+    lines = re.findall(r"^- \[(\d+)\. (.+)\]\((.+)\)$", index, re.MULTILINE)
+    listed = {name: (int(number), title) for number, title, name in lines}
     pages = sorted(folder.glob("0*.md"))
     assert len(pages) > 100, "decisions are found at all"
     for page in pages:
