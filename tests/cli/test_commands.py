@@ -1,6 +1,7 @@
 """The verbs, run as a user runs them: results, exit codes, sentences."""
 
 import importlib
+import inspect
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 import frostline as fl
 from frostline.cli import main, process_began_at
 from frostline.cli.commands import verbs
-from frostline.cli.options import sections_of
+from frostline.cli.options import VerbCommand, sections_of
 from frostline.client.http import HttpTransport
 from frostline.datasets.dataset import split_in_two
 from frostline.jobs import connect
@@ -95,6 +96,11 @@ def test_every_option_is_about_something_and_stands_once_on_the_page_of_verbs(na
     )
     assert "Other" not in sections, "name the option in _SECTIONS of cli/options.py"
     assert next(iter(sections)) in {"Data", "Node", "Access", "Output"}, names
+
+
+def test_help_shows_no_option_first_that_no_verb_has():
+    names = {param.name for found in commands() for param in found.values[1].params}
+    assert [name for name in inspect.signature(VerbCommand).parameters["first"].default if name not in names] == []
 
 
 @pytest.mark.parametrize(("names", "verb"), [*commands()])

@@ -305,8 +305,8 @@ _ARE_MANY, _MAX_SHOWN = 15, 20
 _SHOWN_FIRST = _names(
     """run data roots model until weights near out resume epochs batch_size learning_rate loss targets lora augment
     metrics accuracy label split seed as_json listen tenants allow_anonymous allowed_hosts memory device nodes min_nodes
-    max_nodes allow_training weight_folders cache_folder bandwidth store_speed trainer_speed rule measure every html on
-    part_size where log_format control control_config engines"""
+    max_nodes allow_training weight_folders cache_folder bandwidth store_speed trainer_speed rule measure every html
+    executor part_size where log_format control control_config engines"""
 )
 _ALL = "frostline.help_all"
 

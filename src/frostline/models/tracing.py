@@ -33,7 +33,6 @@ __all__ = (
     "Given",
     "Trace",
     "are_close",
-    "are_same",
     "autograd_leaves",
     "cast_inputs",
     "cast_specs",
@@ -434,11 +433,6 @@ def kept_draws() -> Iterator[None]:
     finally:
         np.random.set_state(numpys)
         random_of_python.setstate(pythons)
-
-
-def are_same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether two lists of observed values are equal, tensors to the bit."""
-    return len(ours) == len(theirs) and all(_is_same(our, other) for our, other in zip(ours, theirs, strict=True))
 
 
 _ERROR, _ERROR_OF_16_BITS = 1e-4, 3e-2  # by which sums of another order differ
