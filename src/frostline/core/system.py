@@ -155,7 +155,7 @@ def connection_slots(maximum: int, open_files: int) -> int:
 
 
 def in_background() -> bool:
-    """From now on the calling thread, and whichever it starts, interrupts no other when it wakes.
+    """Have the calling thread, and whichever it starts, interrupt no other when it wakes.
 
     Linux's ``SCHED_BATCH`` (sched(7)): its share of the processors stays the same, but it waits until another thread's
     slice of some milliseconds ends. An answer comes in dozens of pieces, and each would wake a thread or two, which

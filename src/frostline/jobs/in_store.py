@@ -90,7 +90,7 @@ class Assignment:
 
     @property
     def bytes_per_sample(self) -> int:
-        """Of what crosses the frost line."""
+        """Bytes of what crosses the frost line for a sample."""
         return sum(math.prod(spec.shape) * DTYPE_BYTES[spec.dtype] for spec in self.inputs)
 
 

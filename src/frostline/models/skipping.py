@@ -199,7 +199,7 @@ def silent_threads() -> Iterator[None]:
 
 @contextmanager
 def to_the_line(model: nn.Module, flags: Mapping[str, bool], *, is_cast: bool = False) -> Iterator[None]:
-    """Within the block the network computes what the frozen part does, whatever the caller's own block says."""
+    """Have the network compute what the frozen part does within the block, whatever the caller's own block says."""
     uncast = nullcontext() if is_cast else torch.autocast(device_of(model).type, enabled=False)
     with modes(model, flags), torch.no_grad(), uncast:
         yield

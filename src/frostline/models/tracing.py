@@ -470,7 +470,7 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def leaf_getters(model: nn.Module, traced: Trace, graph: Graph) -> tuple[Callable[[], torch.Tensor], ...]:
-    """For each leaf of a graph what gives the network's tensor, or the trace's own constant."""
+    """Functions that give, for each leaf of a graph, the network's tensor or the trace's own constant."""
     constants = {path: tensor.to(device_of(model)) for path, tensor in traced.constants.items()}
 
     def leaf(path: str) -> Callable[[], torch.Tensor]:

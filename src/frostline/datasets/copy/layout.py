@@ -468,7 +468,7 @@ _KINDS = {pa.int64(): "bigint", pa.float64(): "double", pa.bool_(): "boolean", p
 
 
 def metadata_in(columns: Sequence[str]) -> tuple[str, ...]:
-    """Those of a data set's columns that are not of its samples' own."""
+    """The columns of a data set that are not of its samples' own."""
     return tuple(name for name in columns if name not in COLUMNS.names and name not in TARGET_COLUMNS.names)
 
 

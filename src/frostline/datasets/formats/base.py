@@ -339,7 +339,7 @@ class ManifestColumns:
 
     @property
     def is_mapped(self) -> bool:
-        """It lies in a file, and pages that were read can be given back."""
+        """Whether the table lies in a file, so that pages which were read can be given back."""
         return self._mapped is not None
 
     @property

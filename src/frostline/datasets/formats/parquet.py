@@ -331,7 +331,7 @@ class CellCache:
 
     @contextmanager
     def holding(self, nbytes: int) -> Iterator[None]:
-        """While something else takes memory, for which there is room then.
+        """Make room, while the context lasts, for something else that takes memory.
 
         Raises:
             SampleError: The memory does not fit the budget.
