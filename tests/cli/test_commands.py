@@ -123,6 +123,9 @@ OTHERS = {
     "train --num-epochs 3": "Did you mean '--epochs'?",
     "train --fp16": "Write --accuracy fp16 for the frozen layers, or --bf16 for the head.",
     "train --pretrained": "--weights random takes none.",
+    "plan --fp16": "No such option '--fp16'. Write --accuracy fp16 for the frozen layers.",
+    "ingest --num-workers 4": "No such option '--num-workers'. Did you mean '--workers'?",
+    "index --verbose": "No such option '--verbose'. Write --json for the result.",
     "train --gpus 1": "Write --device cuda.",
     "serve --port 7070": "Write --listen 0.0.0.0:7070.",
     "predict --checkpoint run": "Did you mean '--run'?",
@@ -134,6 +137,16 @@ OTHERS = {
     "train --data . --until a --model timm/resnet18": "write timm:resnet18 or torchvision:resnet18",
     "train --data . --until a --model torchvision.models.resnet18": "write timm:resnet18 or torchvision:resnet18",
 }
+
+
+@pytest.mark.parametrize(("names", "verb"), [*commands()])
+def test_what_stands_in_place_of_another_programs_option_is_one_that_the_verb_has(capsys, names, verb):
+    options = {opt for param in verb.params for opt in param.opts}
+    for word in ("num-workers", "fp16", "host", "verbose", "gpus", "pretrained", "epoch-length"):
+        _, _, err = run(capsys, *names, f"--{word}")
+        said = err.partition("No such option")[2]
+        assert said, word
+        assert set(re.findall(r"--[\w-]+", said)) <= options | {f"--{word}"}, said
 
 
 def test_commands_and_options_of_other_programs_lead_to_ours(capsys, folder, monkeypatch):

@@ -6,7 +6,7 @@ first sentence, and ``--help-all`` shows all of everything.
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial, wraps
 from pathlib import Path
@@ -347,6 +347,14 @@ _INSTEAD: Mapping[str, str] = {
 }
 
 
+def _instead(name: str, known: Iterable[str]) -> str:
+    """What to write in place of an option of other programs, as far as a verb has the options; empty for nothing."""
+    options = set(known)
+    ways = _INSTEAD.get(name, "").removesuffix(".").removeprefix("Write ").split(", or ")
+    fit = ", or ".join(way for way in ways if set(re.findall(r"--[\w-]+", way)) <= options)
+    return f"{'Write ' if fit.startswith('--') else ''}{fit}." if fit else ""
+
+
 class VerbGroup(click.Group):
     """Verbs, of which those of other programs lead to ours."""
 
@@ -396,10 +404,10 @@ class VerbCommand(click.Command):
             names = {opt.lstrip("-").replace("-", "_"): opt for param in self.params for opt in param.opts}
             given_name = error.option_name.lstrip("-").replace("-", "_")
             meant = synonym(given_name, names)
-            instead = f" Did you mean {names[meant]!r}?" if meant else f" {_INSTEAD.get(given_name, '')}"
-            if not instead.strip():
+            instead = f"Did you mean {names[meant]!r}?" if meant else _instead(given_name, names.values())
+            if not instead:
                 raise
-            raise click.UsageError(f"No such option {error.option_name!r}.{instead}", ctx=ctx) from error
+            raise click.UsageError(f"No such option {error.option_name!r}. {instead}", ctx=ctx) from error
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What the verb does; its first paragraph alone where help is short."""

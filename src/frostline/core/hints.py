@@ -69,6 +69,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("checkpoint", "ckpt", "ckpt_path", "run_dir"), ("run", "resume")),
     "lr": ("learning_rate",),
     "network": ("model",),
+    **dict.fromkeys(("num_proc", "num_workers"), ("workers",)),
     **dict.fromkeys(("data_seed", "random_seed", "random_state", "shuffle_seed"), ("seed",)),
     "summary": ("explain",),
     "target_column": ("targets",),
