@@ -1,11 +1,12 @@
-"""Installs the built wheel in a fresh environment and runs what the README shows first.
+"""Installs the built wheel in a fresh environment and runs what the README shows first, and the demo.
 
     python scripts/first_screen.py                   # as a stranger: packages and weights come over the network
     python scripts/first_screen.py --site DIR        # packages of DIR, and of further ones; nothing is fetched
     python scripts/first_screen.py --random-weights  # the network untrained, where no weights can be fetched
 
-It builds the wheel, starts `frostline serve` on a folder of images that it draws, and runs the README's loop near that
-node, then `frostline --version` and `frostline train --help`. What fails ends it with that command's output.
+It builds the wheel, runs `frostline --version` and `frostline train --help`, starts `frostline serve` on a folder of
+images that it draws, runs the README's loop near that node, and then an epoch of `frostline demo`. What fails ends it
+with that command's output.
 """
 
 import argparse
@@ -55,17 +56,25 @@ def run(*command, cwd, **options):
     return done.stdout
 
 
-def installed(folder, sites):
-    """The Python of a new environment that has the wheel, and sees the packages in some folders."""
+def built(folder):
+    """The wheel of the sources as they are."""
     run(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", folder / "dist", cwd=ROOT)
     (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel
+
+
+def install(python, *wanted):
+    run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *wanted, cwd=python.parent)
+
+
+def installed(folder, wheel, sites):
+    """The Python of a new environment that has the wheel, and sees the packages in some folders."""
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    pip = (python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     if not sites:
-        run(*pip, f"{wheel}[torch]", "timm", cwd=folder)
+        install(python, f"{wheel}[torch]", "timm")
     else:
-        run(*pip, "--no-deps", "--no-index", wheel, cwd=folder)
+        install(python, "--no-deps", "--no-index", wheel)
         (beside,) = (folder / "venv" / "lib").glob("python*/site-packages")
         (beside / "beside.pth").write_text("\n".join(str(Path(site).resolve()) for site in sites), encoding="utf-8")
     where = run(python, "-c", "import frostline; print(frostline.__file__)", cwd=folder).strip()
@@ -82,7 +91,8 @@ def main():
     os.environ.pop("PYTHONPATH", None)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
-        python = installed(folder, asked.site)
+        wheel = built(folder)
+        python = installed(folder, wheel, asked.site)
         frostline = python.with_name("frostline")
         print(run(frostline, "--version", cwd=folder).strip())
         run(frostline, "train", "--help", cwd=folder)
@@ -100,7 +110,12 @@ def main():
         finally:
             node.terminate()
             node.wait(60)
-    print("the README's first screen runs from the wheel")
+        if not asked.site:
+            install(python, f"{wheel}[demo]")
+        said = run(frostline, "demo", "--epochs", "1", "--out", "demo", cwd=folder)
+        if "held-out accuracy" not in said or not (folder / "demo").is_dir():
+            raise SystemExit(f"frostline demo: {said}")
+    print("the README's first screen and the demo run from the wheel")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ PROMISES = {
     "intact": "A flipped bit on the way, in memory or on a disk is found, counted, and computed or fetched again.",
     "kept": "Nothing that was trained is deleted or half-written, and a run that goes on ends as one that was never "
     "broken off.",
-    "bounded": "Whatever a stranger sends is bounded in bytes, count and time before anybody is recognised.",
+    "bounded": "Whatever an untrusted client sends is bounded in bytes, count and time before anybody is recognised.",
     "apart": "Tenants get their shares, and none sees, stops or starves another.",
     "data": "Networks, data and run folders are data: nothing that comes from them is run, and no path leads out of "
     "what was given.",

@@ -3,7 +3,8 @@
     python scripts/release.py 0.1.0              # on a clean main: says what it will do, checks the wheel, then does it
     python scripts/release.py 0.1.0 --no-wheel   # where the wheel's first screen was run before
 
-Afterwards `git push --follow-tags` sends both, and the workflow that builds the wheel does the rest.
+Afterwards `git push --follow-tags` sends both. The workflow then builds the wheel of the tag and runs its first screen,
+and whoever may upload to the package index takes the wheel from there.
 """
 
 import argparse

@@ -61,6 +61,8 @@ OBJECTS = _words("an any each every how it its the their them this what whether"
 WHOLE = {"there are", "there is", "too many", "this machine", "this node", "this process", "this side"}
 IN_ED = {"bed", "embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed", "thread", "weed"}
 FRAGMENTS = PREPOSITIONS | CONJUNCTIONS | PRONOUNS | ADVERBS | ADJECTIVES | PARTICIPLES
+# What a function gives or does is named: "Of a row." and "It has its turn." leave open what is, and who has.
+OPEN = PREPOSITIONS | _words("it its none that their theirs they those")
 # A function is a verb or a noun. These have no noun behind them, so that they say no more than that something is over
 # or how it is: ``known``, ``finished``, ``silent``. Names that Python's own protocols and NumPy have given stay.
 BARE = (
@@ -129,6 +131,24 @@ def functions(tree):
                 yield node.lineno, f"the function {node.name} is a bare participle or adjective: a verb or a noun"
 
 
+def public(tree):
+    """Public functions, methods and properties; nothing of private classes."""
+    for node in getattr(tree, "body", ()):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield from public(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+            yield node
+
+
+def summaries(tree):
+    """Public functions whose docstring begins without what it is about; ``As `x` says`` points at where that stands."""
+    for node in public(tree):
+        words = (ast.get_docstring(node) or "").split()[:2]
+        first = re.sub(r"\W", "", words[0].lower()) if words else ""
+        if first in OPEN and not (first == "as" and words[1].startswith("`")):
+            yield node.lineno, f"the summary of {node.name} begins with {words[0]!r}"
+
+
 def parameters(tree):
     """Parameters that say nothing."""
     for node in ast.walk(tree):
@@ -180,7 +200,7 @@ def places(folders=(SOURCE,)):
     found, count = [], 0
     for path, text, tree in modules(folders):
         here, descriptions_here = fragments(tree)
-        here += [*loops(tree), *functions(tree), *parameters(tree)]
+        here += [*loops(tree), *functions(tree), *parameters(tree), *summaries(tree)]
         here += [
             (text[: match.start()].count("\n") + 1, f"say max_ or min_ for {match[0]}")
             for match in BANNED.finditer(text)

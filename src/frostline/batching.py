@@ -391,7 +391,7 @@ class FairShares:
         self._weights[tenant] = weight
 
     def tag(self, tenant: str) -> float:
-        """Where it stands; the least is next."""
+        """The tenant's start time in the queue: the tenant with the least is served next."""
         return max(self._tags.get(tenant, 0.0), self._floor(tenant))
 
     def arrive(self, tenant: str) -> None:
@@ -406,11 +406,11 @@ class FairShares:
         assert self._under_way[tenant] >= 0, f"{tenant!r} has no work under way"
 
     def begin(self, tenant: str) -> None:
-        """It has its turn."""
+        """Mark the tenant as being served."""
         self._now = max(self._now, self.tag(tenant))
 
     def charge(self, tenant: str, device_s: float) -> None:
-        """It took so many seconds of the device, which count twice while it owes some."""
+        """Charge the tenant for seconds of the device, which count twice while it owes some."""
         paid_s = min(self._owed[tenant], device_s)
         self._owed[tenant] -= paid_s
         self._tags[tenant] = self.tag(tenant) + (device_s + paid_s) / self.weight(tenant)

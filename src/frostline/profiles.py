@@ -101,7 +101,7 @@ class Trial:
 
     @property
     def samples_per_s(self) -> float | None:
-        """None where it did not run."""
+        """Samples a second; None where it did not run."""
         return 1 / self.seconds if self.seconds > 0 else None
 
 

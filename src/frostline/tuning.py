@@ -344,7 +344,7 @@ class Parallelism:
 
     @property
     def requests(self) -> int:
-        """In force now, tried or kept."""
+        """The number of requests in force now, tried or kept."""
         return self._base.requests if self._trial is None else self._trial.requests
 
     @property

@@ -1,6 +1,7 @@
 """The verbs, run as a user runs them: results, exit codes, sentences."""
 
 import importlib
+import inspect
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 import frostline as fl
 from frostline.cli import main, process_began_at
 from frostline.cli.commands import verbs
-from frostline.cli.options import sections_of
+from frostline.cli.options import VerbCommand, sections_of
 from frostline.client.http import HttpTransport
 from frostline.datasets.dataset import split_in_two
 from frostline.jobs import connect
@@ -97,6 +98,11 @@ def test_every_option_is_about_something_and_stands_once_on_the_page_of_verbs(na
     assert next(iter(sections)) in {"Data", "Node", "Access", "Output"}, names
 
 
+def test_help_shows_no_option_first_that_no_verb_has():
+    names = {param.name for found in commands() for param in found.values[1].params}
+    assert [name for name in inspect.signature(VerbCommand).parameters["first"].default if name not in names] == []
+
+
 @pytest.mark.parametrize(("names", "verb"), [*commands()])
 def test_help_of_every_option_begins_with_a_noun_a_verb_or_a_number(names, verb):
     is_fragment = runpy.run_path(str(Path(__file__).resolve().parents[2] / "scripts" / "words.py"))["is_fragment"]
@@ -117,6 +123,9 @@ OTHERS = {
     "train --num-epochs 3": "Did you mean '--epochs'?",
     "train --fp16": "Write --accuracy fp16 for the frozen layers, or --bf16 for the head.",
     "train --pretrained": "--weights random takes none.",
+    "plan --fp16": "No such option '--fp16'. Write --accuracy fp16 for the frozen layers.",
+    "ingest --num-workers 4": "No such option '--num-workers'. Did you mean '--workers'?",
+    "index --verbose": "No such option '--verbose'. Write --json for the result.",
     "train --gpus 1": "Write --device cuda.",
     "serve --port 7070": "Write --listen 0.0.0.0:7070.",
     "predict --checkpoint run": "Did you mean '--run'?",
@@ -128,6 +137,16 @@ OTHERS = {
     "train --data . --until a --model timm/resnet18": "write timm:resnet18 or torchvision:resnet18",
     "train --data . --until a --model torchvision.models.resnet18": "write timm:resnet18 or torchvision:resnet18",
 }
+
+
+@pytest.mark.parametrize(("names", "verb"), [*commands()])
+def test_what_stands_in_place_of_another_programs_option_is_one_that_the_verb_has(capsys, names, verb):
+    options = {opt for param in verb.params for opt in param.opts}
+    for word in ("num-workers", "fp16", "host", "verbose", "gpus", "pretrained", "epoch-length"):
+        _, _, err = run(capsys, *names, f"--{word}")
+        said = err.partition("No such option")[2]
+        assert said, word
+        assert set(re.findall(r"--[\w-]+", said)) <= options | {f"--{word}"}, said
 
 
 def test_commands_and_options_of_other_programs_lead_to_ours(capsys, folder, monkeypatch):

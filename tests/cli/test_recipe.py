@@ -89,7 +89,7 @@ def test_a_recipe_of_ones_own_is_reported_kept_and_refused_when_it_changes(capsy
         (("--loss", "LOSSES:focal", "--task", "labels"), "--targets"),
         (("--metrics", "auroc"), "no metric 'auroc' for classes"),
         (("--schedule", "cosine"), "say how many epochs there are"),
-        (("--val-share", 0, "--patience", 3), "patience goes by held-out samples"),
+        (("--val-share", 0, "--patience", 3), "patience counts epochs"),
         (("--label-smoothing", 0.1, "--loss", "LOSSES:focal"), "label_smoothing is of the loss cross-entropy"),
         (("--metrics", "macro_f1", "--policy", "all_in_store"), "accuracy alone"),
         (("--lora", "body:r=2", "--policy", "all_in_store"), "trains no adapters"),

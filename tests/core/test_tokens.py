@@ -58,7 +58,7 @@ def test_each_token_runs_out_at_its_time():
             if is_valid:
                 assert tokens.owner(token, "10.0.0.1") == "ann"
             else:
-                with pytest.raises(Unauthenticated, match="of tenant ann has run out"):
+                with pytest.raises(Unauthenticated, match="of tenant ann has expired"):
                     tokens.owner(token, "10.0.0.1")
 
 

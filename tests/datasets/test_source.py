@@ -359,7 +359,7 @@ def test_takes_a_manifest_that_is_what_the_node_says(tmp_path):
 
 def test_refuses_a_manifest_with_another_digest_than_announced(tmp_path):
     assert "SHA-256" in refusal(answer_of(GOOD, sha256="0" * 64), tmp_path)
-    assert "says of itself" in refusal(answer_of(GOOD, digest="0" * 64), tmp_path)
+    assert "whose description is damaged" in refusal(answer_of(GOOD, digest="0" * 64), tmp_path)
 
 
 def test_refuses_more_bytes_than_any_manifest_has(tmp_path):

@@ -72,6 +72,31 @@ def is_there(name):
     return source.exists() and bool(re.search(rf"^(class |def |){last}\b", source.read_text(), re.MULTILINE))
 
 
+def test_modules_and_files_that_the_source_and_the_docs_point_at_are_there():
+    source = ROOT / "src" / "frostline"
+    packages = {path.stem for path in source.iterdir()}
+    pages = [page for page in PAGES if page.parent.name != "decisions"]  # those tell what was there
+    count = 0
+    for path in (*source.rglob("*.py"), *pages, ROOT / "llms.txt"):
+        text = path.read_text(encoding="utf-8")
+        names = re.findall(r"``((?:[a-z_]+\.)+\w+)``", text) if path.suffix == ".py" else []
+        files = re.findall(r"`((?:benchmarks|docs|examples|scripts|tests)/[\w./-]+\.\w+)`(?!\W+at\s+commit)", text)
+        names = [name for name in names if name.partition(".")[0] in packages]
+        assert [name for name in names if not is_named(name)] == [], path
+        assert [file for file in files if not (ROOT / file).exists()] == [], path
+        count += len(names) + len(files)
+    assert count > 100, "names are found at all"
+
+
+def is_named(name):
+    """Whether what follows the longest name of a module in a dotted name is a word of that module."""
+    module, parts = ROOT / "src" / "frostline", name.split(".")
+    while parts and ((module / parts[0]).is_dir() or (module / f"{parts[0]}.py").exists()):
+        module /= parts.pop(0)
+    file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    return not parts or bool(re.search(rf"\b{parts[0]}\b", file.read_text(encoding="utf-8")))
+
+
 def test_each_promise_is_held_by_tests_whose_marks_say_so():
     tools = runpy.run_path(str(ROOT / "scripts" / "promises.py"))
     held = tools["held"]()
@@ -110,7 +135,7 @@ class TestB:
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in PAGES:
+    for page in (*PAGES, ROOT / "llms.txt"):
         for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", page.read_text(encoding="utf-8")):
             is_made = target in {"modules.md", "promises.md", "verbs.md"}  # with the site
             assert is_made or (page.parent / target).exists(), f"{page.name} links to {target}"
@@ -197,3 +222,18 @@ def test_the_concepts_are_chapters_that_are_short_and_that_their_index_names():
         assert len(text.splitlines()) < 200, f"{chapter} is to be divided"
         assert re.match(r"# .+\n\n\w", text), f"{chapter} begins with a title, and says what it is about"
         assert f"]({chapter.name})" in index, f"docs/concepts/index.md does not name {chapter.name}"
+
+
+def test_each_decision_has_its_number_and_the_title_that_their_index_has():
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^- \[(\d+)\. (.+)\]\((.+)\)$", index, re.MULTILINE)
+    listed = {name: (int(number), title) for number, title, name in lines}
+    pages = sorted(folder.glob("0*.md"))
+    assert len(pages) > 100, "decisions are found at all"
+    for page in pages:
+        number, title = re.match(r"# (\d+)\. (.+)\n", page.read_text(encoding="utf-8")).groups()
+        assert (int(number), title) == listed.pop(page.name, None), f"{page.name} and docs/decisions/index.md"
+        assert int(number) == int(page.name[:4])
+        assert len(title.split()) > 2 or number == "1", f"{page.name}: say what was decided"
+    assert listed == {}, "the index lists pages that are gone"

@@ -7,12 +7,16 @@ import re
 import runpy
 import subprocess
 import sys
+import sysconfig
+import tomllib
 import zipfile
+from pathlib import Path
 
 import pytest
 import yaml
 
 from support.deployed import ROOT
+from support.torchvision_cpu import sitecustomize
 
 # Libraries under the LGPL, which are loaded as they are and may be replaced; nothing is under a stricter licence.
 _LESSER = {"soxr"}
@@ -81,6 +85,18 @@ def test_the_first_screen_that_a_wheel_runs_is_the_readmes_near_a_node_that_is_t
         wheel["stranger"](found, "http://127.0.0.1:7", random_weights=True)
 
 
+@pytest.mark.usefixtures("plain_starts")
+def test_a_wheel_in_an_empty_environment_runs_the_readmes_first_screen_and_the_demo():
+    sites = (Path(sitecustomize.__file__).parent, sysconfig.get_path("purelib"))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "first_screen.py"), "--random-weights"]
+        + [word for site in sites for word in ("--site", str(site))],
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.endswith("the README's first screen and the demo run from the wheel\n")
+
+
 def test_a_release_dates_what_was_unreleased_and_numbers_the_code():
     release = tool("release")
     now = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -128,7 +144,8 @@ def test_what_github_reads_is_yaml_without_a_key_twice(path):
 
 
 def test_each_job_of_a_workflow_runs_what_is_there():
-    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    targets = dict(re.findall(r"^([a-z-]+):(.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     for path in (ROOT / ".github" / "workflows").glob("*.yaml"):
         workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
         assert workflow[True], f"{path.name}: nothing begins it"  # `on` is true in YAML 1.1
@@ -139,6 +156,8 @@ def test_each_job_of_a_workflow_runs_what_is_there():
                 assert len({"run", "uses"} & step.keys()) == 1, f"{name}: a step runs or uses something"
                 assert re.fullmatch(r"[\w.-]+/[\w./-]+@v\d[\w.]*", step.get("uses", "a/b@v1")), step
                 for target in re.findall(r"\bmake ([a-z-]+)", step.get("run", "")):
-                    assert target in targets, f"{name}: make {target}"
+                    assert "install" in targets.get(target, ""), f"{name}: make {target} finds no environment there"
+                for found in re.findall(r"pip install \"\.\[([\w,]+)\]\"", step.get("run", "")):
+                    assert set(found.split(",")) <= extras.keys(), f"{name}: pip install .[{found}]"
                 for file in re.findall(r"(?:^|\s)(\.ci/\w+|scripts/[\w.]+|tests/\w+)", step.get("run", "")):
                     assert (ROOT / file).exists(), f"{name}: {file}"

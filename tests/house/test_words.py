@@ -21,7 +21,7 @@ def test_no_two_public_classes_share_a_name():
     assert WORDS["repeated_classes"]() == {}
 
 
-def test_functions_descriptions_parameters_loops_and_bounds_have_plain_words(found):
+def test_functions_summaries_descriptions_loops_and_bounds_have_plain_words(found):
     places, count = found
     assert count > 2_000, "descriptions are found at all"
     assert places == []
@@ -60,7 +60,8 @@ def test_finds_fragments_names_parameters_loops_and_banned_words(tmp_path):
         "    Returns:\n        By value, their sum\n        to the last digit.\n\n"
         "    Raises:\n        a.B, ValueError: If they are none.\n        KeyError: There is none.\n"
         '    """\n    return sum(one for one in values)\n\n\n'
-        "class A:\n    @property\n    def known(self):\n        return 1\n\n"
+        'class A:\n    @property\n    def known(self):\n        """Of a row."""\n        return 1\n\n'
+        '    def begin(self):\n        """As ``B.begin`` says."""\n\n'
         "    def done(self, one):\n        return one\n"
     )
     places, count = WORDS["places"]((tmp_path,))
@@ -74,6 +75,7 @@ def test_finds_fragments_names_parameters_loops_and_banned_words(tmp_path):
         "a loop variable is called 'one': call it what it holds",
         "the function done is a bare participle or adjective: a verb or a noun",
         "a parameter is called 'one': call it what it is",
+        "the summary of known begins with 'Of'",
         "say max_ or min_ for most_rows",
         "say max_ or min_ for most_rows",
     ]

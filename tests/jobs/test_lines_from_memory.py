@@ -738,6 +738,10 @@ CALLS = {
     "setattr(data, 'targets', [0] * 12)": r"targets are the data's: .* Dataset\(url, targets=...\)",
     "fl.NodeSettings(gpu=True)": "did you mean device",
     "job.loader(4)[0]": r"write next\(iter\(loader\)\), or Dataset\(...\)\[0\] for a sample",
+    "data.samples[0]": r"samples are columns: write data\[0\] for a sample and its label, or data.names\[0\]",
+    "data[:4].samples[0]": r"samples are columns: write data\[0\]",
+    "[path for path, _ in data.samples]": r"samples are columns: write data\[0\]",
+    "data.samples.paths": r"^a SampleTable has no 'paths': write zip\(data.names, data.targets\)",
 }
 
 

@@ -1996,5 +1996,5 @@ def test_code_before_the_line_that_has_changed_is_told(monkeypatch):
 
     _, _, network = cut(Changing(), "body.0")
     monkeypatch.setitem(MANY, 0, True)
-    with pytest.raises(ModelError, match=r"otherwise than when it was cut|has changed; make the job again"):
+    with pytest.raises(ModelError, match=r"than when the network was traced|has changed; make the job again"):
         through(network)(batches()[0][0])

@@ -55,7 +55,7 @@ def test_terms_are_the_same_after_the_wire(state, world_size, data):
         ({"position": 1.5}, "'position' is missing or makes no sense"),
         ({"seed": -1}, "damaged: seed"),
         ({"manifest": 7}, "damaged: manifest"),
-        ({"max_reorder": 3}, "has a field 'max_reorder', which none has"),
+        ({"max_reorder": 3}, "a state of a loader has no field 'max_reorder'"),
         ({"manifest": "f" * 65}, "damaged: manifest"),
     ],
 )

@@ -61,7 +61,7 @@ class ScopeUsage:
 
 
 def idle_scopes(scopes: Sequence[ScopeUsage], *, wanting: int, now_s: float, idle_s: float) -> list[ScopeUsage]:
-    """Those that are evicted, longest unused first.
+    """The scopes to evict, longest unused first.
 
     What somebody used within ``idle_s`` stays, and new rows are turned away: an epoch reads every sample once in a
     new order, so with space for a share of a data set keeping what came first hits exactly that share, while dropping
@@ -246,7 +246,7 @@ class Database:
             yield
 
     def used_bytes(self, connection: sqlite3.Connection) -> int:
-        """Of the file, without pages that are free to be written again."""
+        """Bytes of the file, without pages that are free to be written again."""
         pages: int = _value(connection, "PRAGMA page_count") - _value(connection, "PRAGMA freelist_count")
         return pages * _PAGE_BYTES
 
@@ -275,7 +275,7 @@ class Database:
 
     @property
     def number(self) -> int:
-        """Of the file in use."""
+        """The number of the file in use."""
         return self._number
 
     def close(self) -> None:

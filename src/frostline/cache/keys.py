@@ -112,14 +112,14 @@ class RowLayout:
 
     @classmethod
     def of(cls, tensors: Tensors) -> Self:
-        """That of ``[n, ...]`` arrays."""
+        """The layout of the rows of ``[n, ...]`` arrays."""
         return cls(
             shapes=tuple(tensor.shape[1:] for tensor in tensors), dtypes=tuple(tensor.dtype.name for tensor in tensors)
         )
 
     @property
     def nbytes(self) -> int:
-        """Of a row."""
+        """Bytes of a row."""
         return sum(self._sizes)
 
     def empty(self, rows: int) -> Tensors:

@@ -262,7 +262,7 @@ class CachedIn:
 
     @classmethod
     def empty(cls, count: int) -> Self:
-        """Of features that are not kept."""
+        """The places of features that are not kept."""
         return cls(rows=np.full(count, -1, np.int64), is_on_disk=np.zeros(count, np.bool_))
 
 
@@ -280,7 +280,7 @@ class TieredCache:
 
     @property
     def row_bytes(self) -> int:
-        """Of the features of a sample."""
+        """Bytes of the features of a sample."""
         scope = self.memory.scope
         return RowLayout(shapes=scope.shapes, dtypes=scope.dtypes).nbytes
 

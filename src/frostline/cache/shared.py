@@ -106,7 +106,7 @@ class PackedObjectWriter:
 
     @property
     def bytes_there(self) -> int:
-        """Under the root, as far as this node knows."""
+        """Bytes under the root, as far as this node knows."""
         return self._bytes_there
 
     def add(self, scope: bytes, rows: Sequence[Row]) -> None:

@@ -75,17 +75,17 @@ class PackedObject:
 
     @property
     def name(self) -> str:
-        """Of the object, under the root of the cache."""
+        """The name of the object, under the root of the cache."""
         return f"{self.scope.hex()}/{self.rows:x}-{self.value_bytes:x}-{self.digest}.{_FORMAT}"
 
     @property
     def head_bytes(self) -> int:
-        """Of the keys and their checksum, which come first."""
+        """Bytes of the keys and their checksum, which come first."""
         return self.rows * _KEY_BYTES + _CHECKSUM_BYTES
 
     @property
     def nbytes(self) -> int:
-        """Of the object."""
+        """Bytes of the object."""
         return self.head_bytes + self.rows * self.value_bytes
 
     def offset(self, place: int) -> int:
@@ -170,7 +170,7 @@ class WriteBuffer:
         return None
 
     def due_in_s(self, now_s: float) -> float | None:
-        """After how long rows will have waited long enough; None where none wait."""
+        """Seconds until rows will have waited long enough; None where none wait."""
         first = next(iter(self._waiting.values()), None)
         return None if first is None else max(0.0, first.since_s + self._linger_s - now_s)
 
@@ -223,7 +223,7 @@ class ObjectIndex:
 
     @classmethod
     def within(cls, memory_bytes: int) -> Self:
-        """As many as that memory holds."""
+        """An index of as many rows as that memory holds."""
         return cls(memory_bytes // _BYTES_PER_ROW)
 
     def __len__(self) -> int:
@@ -239,7 +239,7 @@ class ObjectIndex:
         return (0 if index is None else len(index)) + rows <= self._max_rows
 
     def names(self, scope: bytes) -> set[str]:
-        """Of the objects that were added."""
+        """Names of the objects that were added."""
         index = self._indexes.get(scope)
         return set() if index is None else {packed.name for packed in index.packed_objects if packed is not None}
 
@@ -268,7 +268,7 @@ class ObjectIndex:
         return index.find(keys)
 
     def forget(self, packed: PackedObject, place: int | None = None) -> None:
-        """That a row lies in an object, or any of its rows."""
+        """Forget that a row lies in an object, or that any of its rows do."""
         index = self._indexes.get(packed.scope)
         if index is not None:
             index.forget(packed, place)
@@ -344,11 +344,11 @@ class Aged(Protocol):
 
     @property
     def object(self) -> str:
-        """Its name, relative to the root."""
+        """The object's name, relative to the root."""
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """The object's size in bytes."""
 
     @property
     def modified_s(self) -> float:

@@ -191,7 +191,7 @@ def _say(url: str, asks: tuple[str, ...], *, as_json: bool) -> None:
     if as_json:
         print_json_line({"url": url, "asks": list(asks)})
     else:
-        say(f"I/O service ready at {url}, asking {', '.join(asks)}; FROSTLINE_IO={url} has jobs use it")
+        say(f"I/O service ready at {url}, asking {', '.join(asks)}; set FROSTLINE_IO={url} for jobs to use it")
 
 
 def _say_status(url: str, *, as_json: bool) -> None:

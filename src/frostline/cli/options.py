@@ -6,7 +6,7 @@ first sentence, and ``--help-all`` shows all of everything.
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial, wraps
 from pathlib import Path
@@ -305,8 +305,8 @@ _ARE_MANY, _MAX_SHOWN = 15, 20
 _SHOWN_FIRST = _names(
     """run data roots model until weights near out resume epochs batch_size learning_rate loss targets lora augment
     metrics accuracy label split seed as_json listen tenants allow_anonymous allowed_hosts memory device nodes min_nodes
-    max_nodes allow_training weight_folders cache_folder bandwidth store_speed trainer_speed rule measure every html on
-    part_size where log_format control control_config engines"""
+    max_nodes allow_training weight_folders cache_folder bandwidth store_speed trainer_speed rule measure every html
+    executor part_size where log_format control control_config engines"""
 )
 _ALL = "frostline.help_all"
 
@@ -345,6 +345,14 @@ _INSTEAD: Mapping[str, str] = {
     **dict.fromkeys(("accelerator", "devices", "gpu", "gpus"), "Write --device cuda."),
     "pretrained": "Weights come with the name of the model; --weights random takes none.",
 }
+
+
+def _instead(name: str, known: Iterable[str]) -> str:
+    """What to write in place of an option of other programs, as far as a verb has the options; empty for nothing."""
+    options = set(known)
+    ways = _INSTEAD.get(name, "").removesuffix(".").removeprefix("Write ").split(", or ")
+    fit = ", or ".join(way for way in ways if set(re.findall(r"--[\w-]+", way)) <= options)
+    return f"{'Write ' if fit.startswith('--') else ''}{fit}." if fit else ""
 
 
 class VerbGroup(click.Group):
@@ -396,10 +404,10 @@ class VerbCommand(click.Command):
             names = {opt.lstrip("-").replace("-", "_"): opt for param in self.params for opt in param.opts}
             given_name = error.option_name.lstrip("-").replace("-", "_")
             meant = synonym(given_name, names)
-            instead = f" Did you mean {names[meant]!r}?" if meant else f" {_INSTEAD.get(given_name, '')}"
-            if not instead.strip():
+            instead = f"Did you mean {names[meant]!r}?" if meant else _instead(given_name, names.values())
+            if not instead:
                 raise
-            raise click.UsageError(f"No such option {error.option_name!r}.{instead}", ctx=ctx) from error
+            raise click.UsageError(f"No such option {error.option_name!r}. {instead}", ctx=ctx) from error
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What the verb does; its first paragraph alone where help is short."""

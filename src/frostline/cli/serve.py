@@ -462,7 +462,7 @@ def _say_control(url: str, *, as_json: bool) -> None:
     if as_json:
         print_json_line({"url": url})
     else:
-        say(f"control plane ready at {url}; FROSTLINE_CONTROL={url} has jobs keep to it; Ctrl-C stops it")
+        say(f"control plane ready at {url}; set FROSTLINE_CONTROL={url} for jobs to keep to it; Ctrl-C stops it")
 
 
 def _say(url: str, roots: tuple[str, ...], *, as_json: bool) -> None:

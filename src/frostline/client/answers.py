@@ -37,16 +37,16 @@ class NodePool(Protocol):
         """Ask the node whose turn it is, and that was not tried yet."""
 
     def watch_wait(self, number: int, *, is_of_features: bool = False) -> AbstractContextManager[None]:
-        """While a thread waits for that node."""
+        """Know, while the context lasts, that a thread waits for that node."""
 
     def end_request(self, number: int, rows: int = 0, *, is_owned: bool = True) -> None:
         """A request to that node is over, which brought so many rows."""
 
     def note_failure(self, number: int, error: FrostlineError) -> None:
-        """That node, or its store, did not answer; or it refused what another one gave."""
+        """Note that a node, or its store, did not answer; or that it refused what another one gave."""
 
     def note_read_failure(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
-        """That node could not read samples that another one gave."""
+        """Note that a node could not read samples that another one gave."""
 
     def others(self, request: FeatureRequest, tried: set[int], *, even_refusing: bool = False) -> bool:
         """Whether a node is left that can run the request's engine and is not known to be away."""

@@ -330,7 +330,7 @@ class BalancedTransport:
 
     @contextmanager
     def watch_wait(self, number: int, *, is_of_features: bool = False) -> Iterator[None]:
-        """While a thread waits for that node: it counts as silent where that lasts."""
+        """Know that a thread waits for that node, which counts as silent where that lasts."""
         mark, began = object(), self._clock()
         self._waits[mark] = number, began, is_of_features
         try:
@@ -341,7 +341,7 @@ class BalancedTransport:
             self._last_waits.append(self._clock() - began)
 
     def note_failure(self, number: int, error: FrostlineError) -> None:
-        """That node, or its store, did not answer; or it refused what another one gave, and is left out for a while."""
+        """Note that a node, or its store, did not answer; one that refused what another gave is left out a while."""
         if isinstance(error, UnknownPrefix):
             return  # it is still being sent, or was evicted: nothing is wrong with the node
         if isinstance(error, Unavailable) and not isinstance(error, Overloaded):
@@ -363,7 +363,7 @@ class BalancedTransport:
             )
 
     def note_read_failure(self, number: int, samples: int, reason: str, *, read_others: bool) -> None:
-        """That node could not read samples that another one gave."""
+        """Note that a node could not read samples that another one gave."""
         with self._lock:
             self._turns.note_read_failure(number, self._clock(), samples, reason, read_others=read_others)
 

@@ -221,7 +221,7 @@ def _event_value(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise Refused("the node tells something that is no event")
+        raise Refused("the node sent a line that is no event of the training")
     return value
 
 

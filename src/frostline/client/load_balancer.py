@@ -68,7 +68,7 @@ class LoadBalancer:
 
     @property
     def members(self) -> list[int]:
-        """Those that are asked."""
+        """The nodes that are asked."""
         return [node for node, state in enumerate(self._states) if state.is_member]
 
     @property
@@ -83,7 +83,7 @@ class LoadBalancer:
 
     @property
     def in_trouble(self) -> dict[int, str]:
-        """Those, and members that said several times in a row that they, or their store, are full; and why."""
+        """The nodes that are left out, or said several times in a row that they or their store are full; and why."""
         return self.out | {node: state.reason for node, state in self._member_states if state.is_full}
 
     @property
@@ -125,16 +125,16 @@ class LoadBalancer:
         return sorted(self.members, key=rank)
 
     def reachable_nodes(self, now: float) -> list[int]:
-        """Those that are not known to be away, in the same order."""
+        """The nodes that are not known to be away, in the same order."""
         return [node for node in self.order(now) if self._states[node].away_until <= now]
 
     def refusing_nodes(self, now: float) -> list[int]:
-        """Those that answer, and are away since they refused what another one gave, in the same order."""
+        """The nodes that answer, and are away since they refused what another one gave, in the same order."""
         states = self._states
         return [node for node in self.order(now) if states[node].is_refusing and not states[node].is_lost]
 
     def may_come_back(self, now: float, patience_s: float) -> list[int]:
-        """Those that are away, and have been for so short a time that they may only be starting again.
+        """The nodes that have been away for so short a time that they may only be starting again.
 
         So are those that refuse: what came garbled on the way looks like a refusal, and not for long.
         """
@@ -179,7 +179,7 @@ class LoadBalancer:
     def note_failure(
         self, node: int, now: float, *, away_s: float, is_full: bool = False, reason: str = "", is_damaged: bool = False
     ) -> None:
-        """It did not answer, or asked not to be asked for so long, being full.
+        """Note that a node did not answer, or is full and asked not to be asked for so long.
 
         Args:
             node: the number.
@@ -204,13 +204,13 @@ class LoadBalancer:
                 _relapse(state, now)
 
     def lose(self, node: int, reason: str, now: float = 0.0) -> None:
-        """It is silent, or in trouble: nothing is asked of it until it joins again, but where nobody else is left."""
+        """Ask a node that is silent, or in trouble, nothing until it joins again, but where nobody else is left."""
         state = self._states[node]
         state.reason, state.away_since = reason, min(state.away_since, now)
         state.away_until, state.failures = math.inf, max(state.failures, _LOST_AFTER)
 
     def note_refusal(self, node: int, now: float, reason: str, again_s: float = _REFUSED_S) -> None:
-        """It refuses, or keeps back, what another one gave: others are asked before it, and own its blocks.
+        """Note that a node refuses what another one gave: others are asked before it, and own its blocks.
 
         That is so for ``again_s`` seconds, then for twice as long, and so on up to an hour.
         """
@@ -223,7 +223,7 @@ class LoadBalancer:
         state.failed += 1
 
     def note_read_failure(self, node: int, now: float, samples: int, reason: str, *, read_others: bool) -> None:
-        """It could not read samples that another one gave; several in a row, and it is asked nothing for a while."""
+        """Note that a node could not read samples that another gave; after several it is asked nothing for a while."""
         state = self._states[node]
         state.misread += samples
         state.misread_in_a_row = samples + (0 if read_others else state.misread_in_a_row)

@@ -99,8 +99,8 @@ def require_protocol(health: Health, node: str, ours: tuple[int, int] = PROTOCOL
     """
     if common_protocol(health.protocol, ours) is None:
         raise Refused(
-            f"{node} runs Frostline {health.version}, whose protocols {_span(health.protocol)} are none of those of "
-            f"{__version__} here, {_span(ours)}: bring the older one to a release between them"
+            f"{node} runs Frostline {health.version}, which speaks protocols {_span(health.protocol)}, and "
+            f"{__version__} here speaks {_span(ours)}: install a release between the two where the older one runs"
         )
 
 

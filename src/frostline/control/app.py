@@ -188,7 +188,9 @@ class ControlPlane:
             SettingError: The list of tenants is empty, or does not fit the other settings.
         """
         if self._is_open or not tenants:
-            raise SettingError("a control plane that has tenants keeps some, and one without gets none while it runs")
+            raise SettingError(
+                "while a control plane runs it neither gets its first tenants nor loses its last one: start it again"
+            )
         with self._lock:
             self._state.renew_tenants(tuple(tenants))
             self._give_rights(tenants)

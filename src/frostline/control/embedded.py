@@ -22,7 +22,7 @@ __all__ = ("control_plane", "control_routes", "embedded_settings", "tenants_of")
 # Each takes at most some 16 KiB of memory, which comes on top of the node's.
 _MAX_STAGES = 2_000
 # A job that waits for most of its time has few processor seconds, and a report takes about a thousandth of one
-# (`benchmarks/job_reports.py`): where nothing is bounded, nobody needs it sooner.
+# (``benchmarks/results/2026-11-25-job-reports.json``): where nothing is bounded, nobody needs it sooner.
 _UNBOUNDED_ROUND_S = 2.0
 _UNBOUNDED = ControlSettings(capacity=Amounts(), round_s=_UNBOUNDED_ROUND_S, max_stages=_MAX_STAGES)
 _MIN_WEIGHT, _MAX_WEIGHT = 1e-3, 1e3

@@ -354,7 +354,7 @@ class NodeTenantStage:
         self._device_s = limits.usage().device_s
 
     def measure(self, *, is_first: bool) -> Measured:
-        """Its device seconds since the last report, and what it holds of the memory for work."""
+        """Measure device seconds since the last report, and what the tenant holds of the memory for work."""
         usage, now_s = self._limits.usage(), self._clock()
         passed_s = now_s - self._since_s
         per_s = 0.0 if passed_s <= 0 else (usage.device_s - self._device_s) / passed_s

@@ -94,7 +94,7 @@ class Amounts:
         return (self.compute_s_per_s, self.bytes_per_s, self.requests_per_s, self.requests, self.memory_bytes)
 
     def to_json(self) -> dict[str, float]:
-        """Those that are bounded, by their resources."""
+        """The amounts that are bounded, by their resources."""
         named = zip(RESOURCES, self.row, strict=True)
         return {resource: amount for resource, amount in named if amount < math.inf}
 

@@ -390,7 +390,7 @@ class NodeSettings:
         decode_threads: number of threads that decode images; by default the number of usable cores.
         read_threads: samples requested at once from a store that is not on this machine; more hides a longer round
             trip. Tables of CQL ignore it and have as many in flight as memory allows. With the default, decoding is the
-            bottleneck on two cores (``benchmarks/reads_ahead.py``).
+            bottleneck on two cores (``docs/decisions/0031``).
         store_deadline_s: maximum seconds without an answer from a store, and maximum seconds of retrying a read, if
             ``FROSTLINE_STORE_TIMEOUT_S`` and ``FROSTLINE_STORE_RETRY_FOR_S`` are not smaller. Default: no limit. A
             node in a job's process gets the ``deadline_s`` of the job.

@@ -25,7 +25,7 @@ from typing import (
     is_typeddict,
 )
 
-from frostline.core.errors import BadRequest, SettingError
+from frostline.core.errors import BadRequest, FrostlineError, SettingError
 from frostline.core.hints import suggest_names
 
 __all__ = (
@@ -228,23 +228,26 @@ def check_declared(values: Any) -> None:
         object.__setattr__(values, name, reader(getattr(values, name), name))
 
 
-def refuse_unknown_fields(body: Mapping[str, Any], known: Iterable[str], what: str) -> None:
+def refuse_unknown_fields(
+    body: Mapping[str, Any], known: Iterable[str], what: str, error: type[FrostlineError] = BadRequest
+) -> None:
     """Make sure that somebody's JSON has no field that nobody reads: one that is misspelt would be left out unseen.
 
     Args:
         body: the object.
         known: names of its fields.
         what: name of it, for the sentence.
+        error: type of the error to raise.
 
     Raises:
-        BadRequest: The JSON has an unknown field; the sentence names it, and known fields that are spelt alike.
+        FrostlineError: The JSON has an unknown field; the sentence names it, and known fields that are spelt alike.
     """
     names = sorted(known)
     unknown = [str(name) for name in body if name not in names]
     if unknown:
         shown = unknown[0][:50]
         there_are = f": there are {', '.join(names)}" if names else ", and no other one"
-        raise BadRequest(f"{what} has no field {shown!r}{suggest_names(shown, names) or there_are}")
+        raise error(f"{what} has no field {shown!r}{suggest_names(shown, names) or there_are}")
 
 
 def first_twice(names: Iterable[N]) -> N | None:

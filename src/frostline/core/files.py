@@ -13,6 +13,7 @@ from io import BufferedWriter
 from pathlib import Path
 from typing import Any, Literal
 
+from frostline.core.declared import refuse_unknown_fields
 from frostline.core.errors import OutOfSpace, SettingError
 from frostline.core.system import __version__
 from frostline.core.units import log_named
@@ -266,13 +267,9 @@ def without_schema(value: object, number: int, what: str | Path, known: Iterable
             f"{what} was written by {by} (schema {value.get(_NUMBER, 'without a number')}), this is {__version__}, "
             f"which reads schema {number}: go on with the version that wrote it, or begin anew elsewhere"
         )
-    names = {_NUMBER, _VERSION, *known}
-    unknown = next((name for name in value if name not in names), None)
-    if unknown is not None:
-        raise SettingError(
-            f"{what} has a field {unknown[:50]!r}, which none of schema {number} has: put back what Frostline wrote"
-        )
-    return {name: item for name, item in value.items() if name not in (_NUMBER, _VERSION)}
+    fields = {name: item for name, item in value.items() if name not in (_NUMBER, _VERSION)}
+    refuse_unknown_fields(fields, known, f"schema {number} of {what}", SettingError)
+    return fields
 
 
 _MAX_FILES = 200

@@ -5,10 +5,11 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 __all__ = (
     "Hinting",
+    "HintingColumns",
     "HintingType",
     "add_field_hints",
     "add_hints",
@@ -68,6 +69,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("checkpoint", "ckpt", "ckpt_path", "run_dir"), ("run", "resume")),
     "lr": ("learning_rate",),
     "network": ("model",),
+    **dict.fromkeys(("num_proc", "num_workers"), ("workers",)),
     **dict.fromkeys(("data_seed", "random_seed", "random_state", "shuffle_seed"), ("seed",)),
     "summary": ("explain",),
     "target_column": ("targets",),
@@ -665,7 +667,12 @@ def add_field_hints(kind: type[K]) -> type[K]:
     return kind
 
 
-_CALLED = {"ArrayLoader": "Loader", "_Epoch": "Loader"}
+_CALLED = {
+    "ArrayLoader": "Loader",
+    "PartOfSamples": "SampleTable",
+    "WholeSamples": "SampleTable",
+    "_Epoch": "Loader",
+}
 
 
 class Hinting:
@@ -679,6 +686,17 @@ class Hinting:
             if hasattr(type(self), name):  # it is there, and what it computes lacks something: say that
                 return object.__getattribute__(self, name)
             raise AttributeError(_refusal(type(self), name))
+
+
+class HintingColumns(Hinting):
+    """Columns of samples, which are asked for an index where other libraries have a list of pairs."""
+
+    __slots__ = ()
+
+    def __getitem__(self, _: object) -> NoReturn:
+        raise TypeError(
+            "samples are columns: write data[0] for a sample and its label, or data.names[0] and data.targets[0]"
+        )
 
 
 class HintingType(type):

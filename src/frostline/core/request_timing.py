@@ -55,7 +55,7 @@ class HedgeTimer:
         self._ways[way].hedged += 1
 
     def late_after_s(self, way: Hashable, size: int) -> float | None:
-        """From when on a request of this way and size is a straggler; None where it is not made twice now."""
+        """Seconds after which a request of this way and size is a straggler; None where it is not made twice now."""
         known = self._ways.get(way)
         if known is None or known.hedged >= (1 - self._quantile) * known.finished:
             return None

@@ -103,7 +103,7 @@ class TokenTable:
             self._count_wrong(site)
         if found is not None:
             raise Unauthenticated(
-                f"that token of tenant {found[2]} has run out: ask for the next one (FROSTLINE_TOKEN)"
+                f"the token of tenant {found[2]} has expired: ask its operator for the next one (FROSTLINE_TOKEN)"
             )
         raise Unauthenticated(f"{self._server} does not know that token: see FROSTLINE_TOKEN")
 

@@ -81,7 +81,7 @@ def as_chosen(rows: SelectedRows | None, size: int) -> Chosen:
 
 
 def rows_at(rows: SelectedRows | None, mask: npt.NDArray[np.bool_]) -> SelectedRows:
-    """Those of the rows at which a mask of the whole table is true, in the order that they had."""
+    """The rows at which a mask of the whole table is true, in the order that they had."""
     if rows is None:
         return Chosen.where(mask)
     kept = (some[mask[some]] for some in rows.pieces())
@@ -91,7 +91,7 @@ def rows_at(rows: SelectedRows | None, mask: npt.NDArray[np.bool_]) -> SelectedR
 
 
 def select_part(rows: SelectedRows | None, parts: npt.NDArray[np.uint8], number: int) -> SelectedRows:
-    """Those of the rows whose part, by their position, has that number."""
+    """The rows whose part, by their position, has that number."""
     chosen = Chosen.equal(parts, number)
     if rows is None:
         return chosen
@@ -110,7 +110,7 @@ def rows_of_ids(ids: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]) -> np
 
 
 def within(rows: SelectedRows | None, chosen: Chosen) -> SelectedRows:
-    """Those of the rows that a choice has too, in the order that they had."""
+    """The rows that a choice has too, in the order that they had."""
     if rows is None:
         return chosen
     mask = np.zeros(chosen.size, np.bool_)

@@ -122,11 +122,11 @@ class StoreFile(io.RawIOBase):
         self._place = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Whether it can be read: it can."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Whether it can be read at any place: it can."""
         return True
 
     def tell(self) -> int:

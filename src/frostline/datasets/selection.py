@@ -239,7 +239,7 @@ def _moment(name: str, value: str | float, kind: pa.DataType) -> pa.Scalar:
     except (pa.ArrowException, ValueError) as error:
         written = "'2026-11-21T08:30:00Z'" if getattr(kind, "tz", None) else "'2026-11-21' or '2026-11-21T08:30:00'"
         raise SettingError(
-            f"column {name!r} holds {kind}: {value!r} is none, which is written like {written}"
+            f"column {name!r} holds {kind}, and {value!r} is not one: write it like {written}"
         ) from error
 
 
@@ -435,7 +435,7 @@ class Selection:
         return as_chosen(self.rows, len(self.whole.samples))
 
     def take(self, rows: npt.NDArray[Any]) -> SelectedRows:
-        """Those of the rows at some positions, or where a mask is true; see ``Dataset.take``."""
+        """The rows at some positions, or where a mask is true; see ``Dataset.take``."""
         if rows.dtype != np.bool_:
             rows = rows.astype(np.int64, copy=False)
             return RowIndices(rows if self.rows is None else self.rows.at(rows))
@@ -445,15 +445,15 @@ class Selection:
         return self.select_part(rows.view(np.uint8), 1)
 
     def select_part(self, parts: npt.NDArray[np.uint8], number: int) -> SelectedRows:
-        """Those of the rows whose part has that number, of a division that has a value for each of them."""
+        """The rows whose part has that number, of a division that has a value for each of them."""
         return select_part(self.rows, parts, number)
 
     def within(self, chosen: Chosen) -> SelectedRows:
-        """Those of the rows that a choice has too, in the order that they have here."""
+        """The rows that a choice has too, in the order that they have here."""
         return within(self.rows, chosen)
 
     def where(self, chosen: str | pc.Expression) -> SelectedRows:
-        """Those of the rows for which a condition holds; see ``Dataset.select``."""
+        """The rows for which a condition holds; see ``Dataset.select``."""
         return _select_rows(self.whole.columns, self.rows, chosen, self.whole.classes)
 
     def concatenate(self, others: Iterable["Selection"]) -> SelectedRows:

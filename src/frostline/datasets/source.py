@@ -151,9 +151,9 @@ def _check_schema(schema: pa.Schema, about: pq.FileMetaData, head: ManifestHead)
     strange = [field.name for field in schema if not _is_plain(field.type)]
     targets = [schema.field(field.name).type == field.type for field in TARGET_COLUMNS if field.name in schema.names]
     if strange or not all(targets):
-        raise Refused("the node sent a manifest with a column of a type that none has")
+        raise Refused("the node sent a manifest with a column of a type that no manifest has")
     if about.num_rows != head.samples or about.num_rows * _MIN_BYTES_A_SAMPLE > head.nbytes:
-        raise Refused(f"the node sent a manifest of {about.num_rows} samples that it cannot hold, or says otherwise")
+        raise Refused(f"the node sent a manifest whose {about.num_rows} samples do not fit what it announced")
 
 
 def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
@@ -173,7 +173,7 @@ def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
         and all(map(_are_texts, about["named"].values()))
     )
     if not is_right:
-        raise Refused("the node sent a manifest that says of itself what makes no sense")
+        raise Refused("the node sent a manifest whose description is damaged")
     return {name: about[name] for name in _SAID}
 
 
@@ -217,7 +217,7 @@ def _check_numbers(batch: pa.RecordBatch, classes: int) -> None:
             found = pc.min_max(column).as_py()
             maximum = classes - 1 if column_field.name == "label" else np.iinfo(np.int64).max
             if not 0 <= found["min"] <= found["max"] <= maximum:
-                raise Refused(f"the node sent a manifest with a {column_field.name} that makes no sense")
+                raise Refused(f"the node sent a manifest with a {column_field.name} that no sample can have")
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -554,7 +554,7 @@ def _value(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise Refused("the node tells of its listing what makes no sense")
+        raise Refused("the node sent a line that is no event of the listing")
     return value
 
 
@@ -591,7 +591,7 @@ def _applied(head: ManifestHead) -> Applied | None:
     try:
         return Applied.from_json(head.applied)
     except (AttributeError, DataError, TypeError, ValueError) as error:
-        raise Refused("the node says of a ready format what makes no sense") from error
+        raise Refused("the node sent a description of a ready format that is damaged") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,7 +264,7 @@ def list_values(spec: TargetSpec, value: Any) -> list[Any]:
     if found is None and value is None:
         return []
     if not isinstance(found, list):
-        raise DataError(f"the column {spec.name!r} holds lists, and {str(value)[:50]!r} is none")
+        raise DataError(f"the column {spec.name!r} holds lists, and {str(value)[:50]!r} is not one")
     return found
 
 

@@ -42,8 +42,8 @@ rounds each factor by up to 5e-4, bfloat16 by 4e-3.
 # What a precision explains of an error; an engine that is further off computes something else, for which a random
 # vector has 1 and more. EfficientNet-lite0 at its frost line, the worst of 1,041 photographs: 0.15 in bfloat16, which
 # costs a linear head nothing that can be seen, and 0.34 to 0.44 in 8 bits, which cost it 0.0 and 0.2 points of percent.
-# Noise as large as these bounds on every photograph would cost 1.2 and 2.7 points (``benchmarks/accuracy.py``). fp16
-# has three more bits than bfloat16, and an eighth of its error.
+# Noise as large as these bounds on every photograph would cost 1.2 and 2.7 points
+# (``benchmarks/results/2026-11-22-accuracy.md``). fp16 has three more bits than bfloat16, and an eighth of its error.
 _EXPLAINED = {"fp32": FLOAT32_ERROR, "fp16": 0.04, "bf16": 0.3, "int8": 0.5}
 
 
@@ -65,7 +65,7 @@ def may_use(precision: str, accuracy: str | float) -> bool:
 
     Args:
         precision: one of ``PRECISIONS``.
-        accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
+        accuracy: a name (``planning.situation.ACCURACIES``), or the largest relative error.
     """
     return not isinstance(accuracy, str) or PRECISIONS.index(precision) <= _ALLOWED[accuracy]
 
@@ -78,7 +78,7 @@ def choose(trials: Sequence[Trial], accuracy: str | float) -> Choice:
 
     Args:
         trials: trials of every engine, the reference among them; several cuts of one engine may be there.
-        accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
+        accuracy: a name (``planning.situation.ACCURACIES``), or the largest relative error.
     """
     why_not = _refusals(trials, accuracy)
     last = max((trial.cut for trial in trials), default=0)
@@ -133,7 +133,7 @@ def accuracy_refusal(trial: Trial, accuracy: str | float) -> str | None:
 
     Args:
         trial: the trial.
-        accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
+        accuracy: a name (``planning.situation.ACCURACIES``), or the largest relative error.
     """
     if trial.engine == REFERENCE:
         return None
@@ -152,7 +152,7 @@ def largest_error(accuracy: str | float) -> float:
     """The largest relative error of a sample that an accuracy explains; 0 where all is to be equal to the bit.
 
     Args:
-        accuracy: a name (``planning.ACCURACIES``), or the largest relative error.
+        accuracy: a name (``planning.situation.ACCURACIES``), or the largest relative error.
     """
     if not isinstance(accuracy, str):
         return accuracy
@@ -228,8 +228,9 @@ def _speeds(flags: Sequence[str], *speed_ups: float) -> dict[str, float]:
     return dict(zip(flags, speed_ups, strict=True))
 
 
-# Speeds are means over EfficientNet-lite0, ResNet-18 and ViT-S on two threads (``benchmarks/engines.py``), those of
-# tiles (amx) their makers'; seconds are those of EfficientNet-lite0, whose conversion takes longest of these.
+# Speeds are means over EfficientNet-lite0, ResNet-18 and ViT-S on two threads
+# (``benchmarks/results/2026-11-21-engines.md``), those of tiles (amx) their makers'; seconds are those of
+# EfficientNet-lite0, whose conversion takes longest of these.
 _PRIORS: Mapping[str, _Prior] = {
     "openvino": _Prior(ready_s=1, speed_ups={"": 1.8}),
     "openvino-bf16": _Prior(ready_s=1, speed_ups=_speeds(_OF_BF16, 5.0, 2.8, 2.0), wants=_BF16),

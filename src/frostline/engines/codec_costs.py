@@ -32,7 +32,7 @@ def cuts_worth_packing(cuts: Sequence[Cut], encoded_bytes: float) -> tuple[Cut, 
 
 
 def codecs_at(cut: Cut, codecs: Iterable[str]) -> tuple[str, ...]:
-    """Those of some codecs that may be worth it at a cut; never ``exact``, which costs nothing."""
+    """The codecs that may be worth it at a cut; never ``exact``, which costs nothing."""
     sensible = offered_codecs("int8", is_relu=cut.is_relu, dtypes=cut.dtypes)
     return tuple(codec for codec in codecs if codec in sensible and codec != EXACT)
 

@@ -235,7 +235,7 @@ def compute_slot() -> Iterator[None]:
 
 @contextmanager
 def pause_compute() -> Iterator[None]:
-    """Within ``compute_slot``, between two operations: let others trace, or run another network in this thread."""
+    """Let others trace, or run another network in this thread, within ``compute_slot`` between two operations."""
     _leave()
     try:
         yield

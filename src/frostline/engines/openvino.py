@@ -228,7 +228,7 @@ class OpenVinoEngine(Converted):
         return self.begin(inputs, cut).outputs()
 
     def begin(self, inputs: Arrays, cut: int) -> "_Pieces":
-        """As ``engines.protocols.Queueing`` says: the streams take pieces in the order in which they were begun.
+        """As ``engines.protocols.PipelinedEngine`` says: the streams take pieces in the order in which they were begun.
 
         Raises:
             BadRequest: The inputs are not of the shapes and dtypes that the engine takes.

@@ -55,7 +55,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """As in ``engines.catalog.OFFERS``."""
+        """The engine's name, one of ``engines.catalog.OFFERS``."""
 
     @property
     def weight_bytes(self) -> int:
@@ -116,12 +116,12 @@ _PARTS = re.compile(rf"([^{_LEVELS_MARK}{MARK}]*)(?:\{_LEVELS_MARK}([^{MARK}]*))
 
 
 def calibration_pixels(pixels: Pixels) -> Pixels:
-    """Those of a trial's samples that engines are calibrated on: two of three; the others judge them."""
+    """The samples of a trial that engines are calibrated on: two of three; the others judge them."""
     return np.delete(pixels, np.s_[1::3], axis=0)
 
 
 def evaluation_pixels(pixels: Pixels) -> Pixels:
-    """Those of a trial's samples on which errors are measured, of engines that are calibrated too."""
+    """The samples of a trial on which errors are measured, of engines that are calibrated too."""
     return pixels[1::3]
 
 

@@ -134,7 +134,7 @@ class TorchEngine:
         return self._run(inputs, cut, None)
 
     def run_divided(self, inputs: Arrays, cut: int, between: Between) -> tuple[npt.NDArray[np.generic], ...]:
-        """See ``engines.protocols.Dividing``."""
+        """See ``engines.protocols.PreemptibleEngine``."""
         return self._run(inputs, cut, _Paced(between, self._device) if self._device.type == "cuda" else between)
 
     def _run(self, inputs: Arrays, cut: int, between: Between | None) -> tuple[npt.NDArray[np.generic], ...]:

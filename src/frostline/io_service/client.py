@@ -128,7 +128,7 @@ class ServiceSocket:
         return self._connected("asks")
 
     def number(self) -> int:
-        """Of the next answer."""
+        """The number of the next answer."""
         with self._lock:
             self._answers += 1
             return self._answers
@@ -336,7 +336,7 @@ class IoTransport:
 
     @property
     def url(self) -> str:
-        """Of the service."""
+        """The URL of the service."""
         return self._sockets.url
 
     @property

@@ -207,7 +207,7 @@ class Session:
             self._open.pop(sock, None)
 
     def lend(self, answer: int, block: int, nbytes: int) -> None:
-        """It is about to get a block.
+        """Note that the session is about to get a block.
 
         Raises:
             Gone: The session has ended.
@@ -218,14 +218,14 @@ class Session:
             self._lent[answer, block] = nbytes
 
     def back(self, answer: int, block: int) -> None:
-        """It has done with a block, or did not get it. What it was not lent is nothing."""
+        """Note that the session has done with a block, or did not get it; one that it was not lent does not count."""
         with self._lock:
             nbytes = self._lent.pop((answer, block), 0)
         if nbytes:
             self._give_back(nbytes)
 
     def take_message(self, record: bytes) -> None:
-        """It says that it has done with a block, or that it closed an answer of which it got so many."""
+        """Take what a session says: that it has done with a block, or closed an answer of which it got so many."""
         answer, kind, number = RECORD.unpack(record)
         if kind == BACK:
             self.back(answer, number)

@@ -131,7 +131,7 @@ class RowCache:
             self._evict(0)
 
     def claim(self, keys: Sequence[Key | None], flight: RowFetch) -> list[Row | RowFetch | None]:
-        """For each row: itself, or the flight that brings it, or None: then it is this flight that has to.
+        """Find each row, or the flight that brings it; where there is None, this flight has to bring it.
 
         A row without a key is nobody else's. The caller counts as waiting for each other flight that is named, until
         ``leave``.
@@ -288,7 +288,7 @@ class InFlightBudget:
 
     @property
     def used_bytes(self) -> int:
-        """Under way, all jobs together."""
+        """Bytes under way, of all jobs together."""
         return sum(self._expected.values()) + sum(self._lent.values())
 
     def bound(self, total_bytes: int, max_requests: float) -> None:
@@ -446,7 +446,7 @@ class ByteLimiter:
 
     @property
     def used_bytes(self) -> int:
-        """Under way now."""
+        """Bytes under way now."""
         with self._changed:
             return self._budget.used_bytes
 

@@ -137,7 +137,7 @@ class IoProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 where it is not running."""
+        """The process id of the service; 0 where it is not running."""
         child = self._child
         return 0 if child is None or child.has_ended else child.pid
 

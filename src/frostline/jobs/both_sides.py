@@ -232,7 +232,7 @@ class TrainerEngine:
 
     @property
     def name(self) -> str:
-        """Of the engine that runs, once it was found."""
+        """The name of the engine that runs, once it was found."""
         return REFERENCE if self._engine is None else self.choice.engine
 
     def run(self, arrays: _Arrays, size: int) -> tuple[npt.NDArray[np.generic], ...]:

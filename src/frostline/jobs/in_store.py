@@ -90,7 +90,7 @@ class Assignment:
 
     @property
     def bytes_per_sample(self) -> int:
-        """Of what crosses the frost line."""
+        """Bytes of what crosses the frost line for a sample."""
         return sum(math.prod(spec.shape) * DTYPE_BYTES[spec.dtype] for spec in self.inputs)
 
 
@@ -182,7 +182,7 @@ def _input(value: Mapping[str, Any]) -> TensorSpec:
     refuse_unknown_fields(value, ("shape", "dtype"), "an input")
     shape = tuple(integer(size) for size in value["shape"])
     if value["dtype"] not in DTYPE_BYTES or any(size < 0 for size in shape):
-        raise UnsafeArtifact("what crosses the frost line is declared as something that there is none of")
+        raise UnsafeArtifact(f"the training takes tensors of a shape or type that there is not: {str(value)[:100]}")
     return TensorSpec(shape, value["dtype"])
 
 

@@ -52,7 +52,7 @@ class TorchLocalPrefix:
         self._runner = Runner(graph, device=self._device)
 
     def run(self, arrays: Sequence[npt.NDArray[np.generic]], size: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """See ``loaders.local_stage.Rest``."""
+        """See ``loaders.local_stage.LocalPrefix``."""
         starts = range(0, len(arrays[0]), size)
         parts = [self._run_batch([array[start : start + size] for array in arrays], size) for start in starts]
         return parts[0] if len(parts) == 1 else tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
@@ -81,7 +81,7 @@ class BucketedLocalPrefix:
         self._runner = LengthRunner(prefix.graph, prefix.cuts, leaves, prefix.lengths, device=self._device)
 
     def run(self, arrays: Sequence[npt.NDArray[np.generic]], size: int) -> tuple[npt.NDArray[np.generic], ...]:
-        """See ``loaders.local_stage.Rest``."""
+        """See ``loaders.local_stage.LocalPrefix``."""
         [rows] = arrays
         batch = as_tensor(rows if rows.flags.writeable else rows.copy())
         with torch.inference_mode():

@@ -231,7 +231,7 @@ class Router:
 
     @property
     def plan(self) -> Plan | None:
-        """By which requests are dealt now."""
+        """The plan by which requests are dealt now."""
         return self._plan
 
     @property
@@ -252,12 +252,12 @@ class Router:
 
     @property
     def fixed_shares(self) -> Mapping[Route, float]:
-        """Of the samples, by way, as another process deals them, which does not see how fast each side is."""
+        """Shares of the samples by way, as another process deals them, which does not see how fast each side is."""
         return dict(self._shares)
 
     @property
     def shares(self) -> Mapping[Route, float]:
-        """Of the samples, by way; of those that were dealt, where each goes where it is done first."""
+        """Shares of the samples by way; of those that were dealt, where each goes where it is done first."""
         if isinstance(self._mixer, BothSides):
             with self._lock:
                 return self._mixer.shares

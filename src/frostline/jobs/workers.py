@@ -187,7 +187,7 @@ class JobLoaderSpec:
     def of(
         cls, worker_setup: WorkerSetup, shares: Mapping[Route, float], batch_size: int, options: Mapping[str, Any]
     ) -> Self:
-        """That of a loader which was made with these options."""
+        """The specification of a loader that was made with these options."""
         # How ranks speak to each other goes to no other process: what ``WorkerState`` says of them takes its place.
         rest = {name: value for name, value in options.items() if name not in _FROM_WORKER_STATE}
         return cls(worker_setup=worker_setup, shares=shares, batch_size=batch_size, options=rest)

@@ -332,7 +332,7 @@ class DatasetView(Protocol):
 
     @property
     def samples(self) -> SampleTable:
-        """Its samples, in the manifest's order."""
+        """The samples of the data set, in the manifest's order."""
 
     @property
     def digest(self) -> str:

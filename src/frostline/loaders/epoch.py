@@ -76,7 +76,7 @@ class EpochStream:
         return deal_again(request, self.source.request_source)
 
     def waits_for(self, before: "EpochStream") -> bool:
-        """Its features are found where those of the epoch before are kept, if it is asked for after that."""
+        """Whether its features are found where those of the epoch before are kept, if it is asked for after that."""
         cache = self.source.cache
         return cache is not None and cache is before.source.cache and cache.has_space
 
@@ -296,7 +296,7 @@ class EpochSource(Protocol):
         """Let the next pass go on from there."""
 
     def recorded_order(self) -> RecordedOrder:
-        """In which order its samples were handed out."""
+        """The order in which its samples were handed out."""
 
 
 L = TypeVar("L", bound=EpochSource)
@@ -361,7 +361,7 @@ class Epochs(Generic[L]):
         return self._now.state_dict() if self._loaded is None else self._loaded.to_json()
 
     def recorded_order(self) -> RecordedOrder:
-        """In which order the samples of the epoch under way were handed out; see ``ArrayLoader.recorded_order``."""
+        """The order in which the samples of the epoch under way were handed out; see ``ArrayLoader.recorded_order``."""
         return self._now.recorded_order()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -95,7 +95,7 @@ class LoaderSpec(Protocol):
     """Makes the same loader again, in the process that calls it."""
 
     def make(self, epoch: int, ranks: Ranks, workers: int) -> "ArrayLoader":
-        """That of an epoch, as one of so many workers."""
+        """Make the loader of an epoch, as one of so many workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +304,7 @@ class ArrayLoader(Hinting):
 
     @property
     def epoch(self) -> int:
-        """Its number."""
+        """The number of the loader's epoch."""
         return self._order.epoch
 
     @property
@@ -524,7 +524,7 @@ class ArrayLoader(Hinting):
         self.begin_at(_begin_of(state, self._ranks.workers, self._at_once))
 
     def recorded_order(self) -> RecordedOrder:
-        """In which order the samples of the last pass were handed out so far, as a value that can be kept and replayed.
+        """The order in which the last pass handed out samples so far, as a value that can be kept and replayed.
 
         Raises:
             SettingError: The order was not recorded, or several ranks shared the epoch, which keep its order.

@@ -55,7 +55,7 @@ class EngineChoice:
 
     @property
     def samples_per_s(self) -> float | None:
-        """By its trial up to the last cut, alone on the node; None where it is not known."""
+        """Samples a second by the engine's trial up to the last cut, alone on the node; None where it is not known."""
         mine = [trial for trial in self.trials if trial.engine == self.engine]
         return max(mine, key=lambda item: item.cut).samples_per_s if mine else None
 
@@ -81,7 +81,7 @@ class NodeEngine:
 
     @property
     def name(self) -> str:
-        """Of the engine."""
+        """The name of the engine."""
         return self.choice.engine
 
     @property
@@ -122,7 +122,7 @@ class Shipment:
     is_settled: threading.Event | None = None
 
     def settle(self, refused: str | None) -> None:
-        """It is known whether the nodes run it."""
+        """Note whether the nodes run it, which is known now."""
         self.refused = refused
         if self.is_settled is not None:
             self.is_settled.set()
@@ -327,7 +327,10 @@ class RowStream:
         except EngineNotReady:
             return self._prepared()
         except UnknownPrefix as error:  # others had its place before this request came
-            raise Overloaded("the node has no memory for the prefix for long", retry_after_s=_AGAIN_S) from error
+            raise Overloaded(
+                "the node drops the frozen layers again for want of memory: start it with more --memory",
+                retry_after_s=_AGAIN_S,
+            ) from error
 
     def _prepared(self) -> FeatureBatch:
         """The node has not made the engine ready, as for a cut that no plan wanted before: have it do so, ask again."""

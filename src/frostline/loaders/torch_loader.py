@@ -284,12 +284,12 @@ class Skippable:
 
     @property
     def dataset(self: _Passed) -> Dataset[Any]:
-        """As long as the epoch's samples; gives a batch for a step."""
+        """A data set as long as the epoch's samples, which gives a batch for a step."""
         return _Epoch(self)
 
     @property
     def sampler(self: _Passed) -> "_BatchSequence":
-        """Of batches, which come in the loader's order; ``set_epoch`` is the loader's own."""
+        """A sampler of batches, which come in the loader's order; ``set_epoch`` is the loader's own."""
         return _BatchSequence(self)
 
     @property

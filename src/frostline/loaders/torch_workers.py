@@ -54,7 +54,7 @@ class WorkerLoader:
 
     @property
     def epoch(self) -> int:
-        """Its number."""
+        """The number of the loader's epoch."""
         return self._loader.epoch
 
     def __len__(self) -> int:

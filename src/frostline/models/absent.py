@@ -56,7 +56,7 @@ class Absent(torch.Tensor):
 
 
 def no_values_for(name: str) -> str:
-    """That an operation, by this name, wants values that are not there."""
+    """Say that an operation, by this name, wants values that are not there."""
     return (
         f"the network asks for values ({name}) that were skipped: they are not delivered, unless its forward uses or "
         "returns them when the job is made"

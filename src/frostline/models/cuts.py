@@ -62,7 +62,7 @@ class Frontier:
 
     @property
     def names(self) -> set[str]:
-        """Of the values."""
+        """Names of the values."""
         return {node.name for node in self.values}
 
     @property

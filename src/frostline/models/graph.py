@@ -81,7 +81,7 @@ class Flow:
 
     @cached_property
     def roots(self) -> dict[str, str]:
-        """For each value the name of the memory that it lies in: equal for values that share it."""
+        """The name of the memory that each value lies in: equal for values that share it."""
         found = {name: name for name in (*self.graph.inputs, *(name for name, _ in self.graph.leaves))}
         for node in self.graph.nodes:
             found[node.name] = found.get(node.storage, node.storage) or node.name
@@ -95,7 +95,7 @@ class Flow:
 
     @cached_property
     def depends(self) -> list[tuple[str, ...]]:
-        """For each node, and last for the outputs, the names of what must have happened before.
+        """Names of what must have happened before each node, and last before the outputs.
 
         That is what it reads, and whatever has written to the same memory since that was made: after
         ``half = x[:, :8]; half.zero_()`` whoever reads ``x`` depends on the node that is named ``zero_`` too.
@@ -232,7 +232,7 @@ _KEEPING = frozenset(
 
 
 def same_values(graph: Graph) -> dict[str, str]:
-    """For each node the first one that gives the same numbers, as far as the graph alone tells."""
+    """The first node that gives the same numbers as each node, as far as the graph alone tells."""
     first: dict[object, str] = {}
     found: dict[str, str] = {}
     for node in graph.nodes:

@@ -142,7 +142,7 @@ class Head(StandIn, ABC):
         return copied
 
     def keep_in_eval_(self, modules: Iterable[nn.Module]) -> None:
-        """From the next run on put modules of the network into eval mode, whoever puts them into train mode again."""
+        """Put modules of the network into eval mode from the next run on, whoever puts them into train mode again."""
         self._in_eval_ = tuple(modules)
 
     def forward(self, *features: torch.Tensor | Sequence[torch.Tensor], **others: Any) -> Any:

@@ -263,7 +263,7 @@ class StandIn(nn.Module):
         self._model_ = (model,)  # in a tuple, so that the frozen layers do not become the head's
 
     def finish_making_(self) -> None:
-        """From now on, look at the network for names that are not there."""
+        """Look at the network, from now on, for names that are not there."""
         self._is_made_ = True
 
     def __prepare_scriptable__(self) -> NoReturn:

@@ -450,7 +450,7 @@ _SPOTS = 4093  # a prime number, so that no shape hides a part of a tensor
 
 
 def state_of(tensor: torch.Tensor) -> tuple[int, bytes]:
-    """By what it is seen that a tensor was written to: the count of that, and values of it where they are at hand.
+    """What shows that a tensor was written to: the count of that, and values of it where they are at hand.
 
     Nobody counts writes through ``.data`` or NumPy, so that some evenly spaced values of a tensor on a CPU are read.
     """

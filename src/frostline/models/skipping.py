@@ -199,7 +199,7 @@ def silent_threads() -> Iterator[None]:
 
 @contextmanager
 def to_the_line(model: nn.Module, flags: Mapping[str, bool], *, is_cast: bool = False) -> Iterator[None]:
-    """Within the block the network computes what the frozen part does, whatever the caller's own block says."""
+    """Have the network compute what the frozen part does within the block, whatever the caller's own block says."""
     uncast = nullcontext() if is_cast else torch.autocast(device_of(model).type, enabled=False)
     with modes(model, flags), torch.no_grad(), uncast:
         yield
@@ -724,7 +724,10 @@ class _Skipper:
 
     def _skip(self, call: _SkippedCall) -> Any:
         if self._run.count != call.starts:
-            raise ModelError(f"the network runs its frozen module {call.path!r} otherwise than when it was cut")
+            raise ModelError(
+                f"frozen module {call.path!r} was called in another order, or behind other operations, than when the "
+                "network was traced: make the job again, or call job.refreeze()"
+            )
         self._run.count = call.ends
         if call.ends > self._plan.placements[-1].operation:
             self._reached()

@@ -33,7 +33,6 @@ __all__ = (
     "Given",
     "Trace",
     "are_close",
-    "are_same",
     "autograd_leaves",
     "cast_inputs",
     "cast_specs",
@@ -436,11 +435,6 @@ def kept_draws() -> Iterator[None]:
         random_of_python.setstate(pythons)
 
 
-def are_same(ours: Sequence[Any], theirs: Sequence[Any]) -> bool:
-    """Whether two lists of observed values are equal, tensors to the bit."""
-    return len(ours) == len(theirs) and all(_is_same(our, other) for our, other in zip(ours, theirs, strict=True))
-
-
 _ERROR, _ERROR_OF_16_BITS = 1e-4, 3e-2  # by which sums of another order differ
 _NOISE = 1e-2  # share of the largest tensor's size below which a tensor is that of rounding
 
@@ -476,7 +470,7 @@ def _is_same(value: Any, other: Any) -> bool:
 
 
 def leaf_getters(model: nn.Module, traced: Trace, graph: Graph) -> tuple[Callable[[], torch.Tensor], ...]:
-    """For each leaf of a graph what gives the network's tensor, or the trace's own constant."""
+    """Functions that give, for each leaf of a graph, the network's tensor or the trace's own constant."""
     constants = {path: tensor.to(device_of(model)) for path, tensor in traced.constants.items()}
 
     def leaf(path: str) -> Callable[[], torch.Tensor]:

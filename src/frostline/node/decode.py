@@ -185,7 +185,7 @@ class ReadWatch:
 
     @contextmanager
     def watch_read(self, object: str) -> Iterator[None]:
-        """While an object is read."""
+        """Watch an object's read while the context lasts."""
         mark = [object]
         began = self._clock()
         with self._lock:

@@ -127,13 +127,13 @@ class Training(Operation):
         length: int,
         held: ExitStack,
         charge: Callable[[float], None],
-        take_place: Callable[[ExitStack], None],
+        take_slot: Callable[[ExitStack], None],
     ) -> None:
         super().__init__("the training")
         self.id = secrets.token_hex(16)
         self.tenant = tenant
         self._settings = settings
-        self._take_place = take_place
+        self._take_slot = take_slot
         self._charge = charge
         self._charged_s = 0.0
         self._length = length
@@ -175,7 +175,7 @@ class Training(Operation):
         with self._lock:
             if self._is_closed:
                 raise Unavailable("the node is stopping")
-            self._take_place(self._held)
+            self._take_slot(self._held)
             memory_bytes = self._settings.training_memory_bytes
             self._process = BoundedProcess(
                 STARTED["training"],
@@ -245,7 +245,7 @@ class Trainings:
         self._lock = threading.Lock()
         self._running: dict[str, Training] = {}
         self._kept: OrderedDict[str, Training] = OrderedDict()
-        self._places = settings.trainings
+        self._slots = settings.trainings
         self._at_work: Counter[str] = Counter()
         self._senders: dict[str, object] = {}
         self._is_shut = False
@@ -286,8 +286,8 @@ class Trainings:
             held.enter_context(self._sending(account.name))
             held.enter_context(self._hold(prefix))
             charge = partial(self._charge, account)
-            take_place = partial(self._take_place, account.name)
-            training = Training(self._settings, account.name, length, held.pop_all(), charge, take_place)
+            take_slot = partial(self._take_slot, account.name)
+            training = Training(self._settings, account.name, length, held.pop_all(), charge, take_slot)
         with self._lock:
             self._running[training.id] = training
         return training
@@ -353,10 +353,10 @@ class Trainings:
 
     @contextmanager
     def _sending(self, tenant: str) -> Iterator[None]:
-        """While a tenant sends an assignment: until its training has a place, or ends."""
+        """While a tenant sends an assignment: until its training has a slot, or ends."""
         mark = object()
         with self._lock:
-            self._check_places(tenant)
+            self._check_slots(tenant)
             if tenant in self._senders:
                 raise Overloaded("you send another assignment: ask again later", retry_after_s=_TRAINING_RETRY_S)
             self._senders[tenant] = mark
@@ -367,12 +367,12 @@ class Trainings:
                 if self._senders.get(tenant) is mark:
                     del self._senders[tenant]
 
-    def _check_places(self, tenant: str) -> None:
-        """A tenant that trains already leaves places to those that do not, up to half of all."""
+    def _check_slots(self, tenant: str) -> None:
+        """A tenant that trains already leaves slots to those that do not, up to half of all."""
         idle = sum(name != tenant and not self._at_work[name] for name in self._tenants())
         kept = min(idle, self._settings.trainings // 2) if self._at_work[tenant] else 0
-        if self._is_shut or self._places <= kept:
-            why = "for you" if self._places > 0 and not self._is_shut else f"({self._settings.trainings})"
+        if self._is_shut or self._slots <= kept:
+            why = "for you" if self._slots > 0 and not self._is_shut else f"({self._settings.trainings})"
             raise Overloaded(
                 f"the node already trains as many heads as it may {why}: ask again later",
                 retry_after_s=_TRAINING_RETRY_S,
@@ -388,17 +388,17 @@ class Trainings:
             late.append(self._kept.pop(next(name for name, kept in self._kept.items() if kept.tenant == tenant)))
         return late
 
-    def _take_place(self, tenant: str, held: ExitStack) -> None:
+    def _take_slot(self, tenant: str, held: ExitStack) -> None:
         with self._lock:
-            self._check_places(tenant)
-            self._places -= 1
+            self._check_slots(tenant)
+            self._slots -= 1
             self._at_work[tenant] += 1
             self._senders.pop(tenant, None)
-        held.callback(self._give_place, tenant)
+        held.callback(self._give_slot, tenant)
 
-    def _give_place(self, tenant: str) -> None:
+    def _give_slot(self, tenant: str) -> None:
         with self._lock:
-            self._places += 1
+            self._slots += 1
             self._at_work[tenant] -= 1
 
 

@@ -573,7 +573,7 @@ class Admission(Closing):
 class Gate:
     """Counts the requests under way. Safe for threads.
 
-    A place and some memory are kept for every tenant that has no request under way, as far as half of all is enough
+    A slot and some memory are kept for every tenant that has no request under way, as far as half of all is enough
     for them, and no tenant has more than half of the memory: so whatever one announces leaves others their part.
 
     Args:

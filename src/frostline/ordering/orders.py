@@ -322,7 +322,7 @@ class BlockShuffle:
         samples: number of neighbouring samples in a block, which one request reads. Choose it so that a block has 1 to
             2 MB: larger blocks need more memory to be mixed as well, smaller ones need more requests.
         mixed: number of blocks that are mixed with each other; memory holds ``samples * mixed`` encoded samples. More
-            blocks come nearer to a full shuffle (``benchmarks/shuffles.py``).
+            blocks come nearer to a full shuffle (see the figures in ``docs/order.md``).
 
     Raises:
         SettingError: a figure makes no sense.

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from frostline.core.declared import parse_json
+from frostline.core.declared import parse_json, refuse_unknown_fields
 from frostline.core.errors import OrderMismatch, SettingError
 from frostline.core.system import __version__
 from frostline.ordering.orders import EpochOrder, check_inside, check_number
@@ -98,9 +98,7 @@ class OrderState:
                 "install that version or a later one"
             )
         names = [field.name for field in fields(cls) if field.name != "ahead"]
-        unknown = sorted(str(name) for name in value if name not in (*names, "ahead", _KEY))
-        if unknown:
-            raise OrderMismatch(f"this state of a loader has a field {unknown[0][:50]!r}, which none has")
+        refuse_unknown_fields(value, (*names, "ahead", _KEY), "a state of a loader", OrderMismatch)
         ahead = value.get("ahead", [])
         if not isinstance(ahead, list | tuple) or not all(map(_is_whole, ahead)):
             raise OrderMismatch("this state of a loader is damaged: 'ahead' is no list of positions")
@@ -207,9 +205,7 @@ class RecordedOrder:
         line, _, moved = body.removeprefix(_MAGIC).partition(b"\n")
         try:
             about = parse_json(line)
-            unknown = sorted(about.keys() - {"state", "rows", "bytes"})
-            if unknown:
-                raise OrderMismatch(f"this recorded order has a field {unknown[0][:50]!r}, which none has")
+            refuse_unknown_fields(about, ("state", "rows", "bytes"), "a recorded order", OrderMismatch)
             width = next(dtype for dtype in _WIDTHS if np.dtype(dtype).itemsize == about["bytes"])
             offsets = np.frombuffer(moved, np.dtype(width).newbyteorder("<"), about["rows"])
             positions = offsets.astype(np.int64) + np.arange(len(offsets))

@@ -128,7 +128,7 @@ class Plan(ShownInNotebooks):
 
     @property
     def mean_samples_per_s(self) -> float:
-        """Over all epochs: the harmonic mean of the first and the later ones."""
+        """The mean over all epochs: the harmonic one of the first and the later ones."""
         if self.later_samples_per_s is None:
             return self.samples_per_s
         seconds = 1 / self.samples_per_s + (self.epochs - 1) / self.later_samples_per_s

@@ -348,7 +348,7 @@ def _faster(profile: Profile, speed: float) -> Profile:
 MEASURING_SHARE = 0.05
 """Of the time that a job has left: what measuring may take of it."""
 # A profile runs three batches of sixteen samples on each side and packs a few samples with every codec: about the time
-# of this many samples of real work, and this many seconds beside it (``benchmarks/first_step.py`` measures both).
+# of this many samples of real work, and this many seconds beside it (``benchmarks/first_step.py`` at commit 84d6b10c).
 _SAMPLES = 64
 _SECONDS = 2.0
 
@@ -364,7 +364,8 @@ def is_worth_measuring(*, samples_left: int, samples_per_s: float) -> bool:
 
 
 # A trial runs the reference on some eights of samples, and the engine on as many; the usual one takes a third of the
-# time on networks of convolutions, and is expected to take this much less on any (``benchmarks/engines.py``).
+# time on networks of convolutions, and is expected to take this much less on any
+# (``benchmarks/results/2026-11-21-engines.md``).
 _TRIED_SAMPLES = 48
 _TRIED_S = 1.0
 _SAVED = 0.4

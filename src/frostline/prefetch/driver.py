@@ -314,7 +314,7 @@ class Prefetcher:
                 self._stalled_since = self._clock()
 
     def stall_ends(self) -> None:
-        """It has what it waited for, or waits for something else. Safe from any thread."""
+        """Note that the loop has what it waited for, or waits for something else. Safe from any thread."""
         with self._lock:
             if self._stalled_since is not None:
                 self._stalled_s += self._clock() - self._stalled_since

@@ -318,7 +318,7 @@ class ShortestWait:
 
     @property
     def samples_per_s(self) -> float:
-        """By all ways together, as far as is known."""
+        """Samples a second by all ways together, as far as is known."""
         return sum(min(way.observed or 0.0, self._bound(route)) for route, way in self._ways.items())
 
     def observed_speed(self, route: Route) -> float:
@@ -332,7 +332,7 @@ class ShortestWait:
 
     @property
     def shares(self) -> dict[Route, float]:
-        """Of the samples dealt so far; of what is believed, before any was."""
+        """Shares of the samples dealt so far; of what is believed, before any was."""
         counts = self._assigned if self._assigned else Counter({route: way.prior for route, way in self._ways.items()})
         whole = sum(counts.values())
         return {route: count / whole for route, count in counts.items()}
@@ -599,12 +599,12 @@ class Gathered:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As of an array of these rows."""
+        """The shape of an array of these rows."""
         return (len(self.rows), *self.table.shape[1:])
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Of the table."""
+        """The type of the table's values."""
         return self.table.dtype
 
 

@@ -251,7 +251,7 @@ class RampLengths:
 
     @classmethod
     def of(cls, settings: LoaderSettings) -> Self:
-        """As many samples under way as in whole requests, in as many requests as there may be to begin with.
+        """Lengths that put as many samples under way as whole requests do, in as many requests as may be at first.
 
         A window that begins with two requests of 32 samples, and may have eight, begins with eight of 8; then come
         eight of 16: so many samples were under way in each round before, in two requests and in four.

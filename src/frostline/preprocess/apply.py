@@ -224,7 +224,7 @@ def record_bytes(stored: Stored) -> int:
 
 
 def record_stride(stored: Stored) -> int:
-    """From the start of a record to that of the next."""
+    """Bytes from the start of a record to that of the next."""
     return -(-record_bytes(stored) // ALIGNMENT) * ALIGNMENT
 
 

@@ -1,4 +1,4 @@
-"""Runs in processes that decode what strangers may have made: one forks the others, which are confined.
+"""Runs in processes that decode what untrusted clients may have made: one forks the others, which are confined.
 
 A child has a socket, memory that it shares with the node, and nothing else: see ``decoders`` for who asks it.
 """

@@ -114,7 +114,7 @@ class Described(Protocol):
     """A store that tells of one object what a listing tells of all."""
 
     def describe(self, object: str) -> Entry:
-        """Its size and version, at the cost of one request.
+        """The size and version of an object, at the cost of one request.
 
         Raises what ``Readable.read`` raises.
         """
@@ -351,7 +351,7 @@ class Entries(Sequence[Entry]):
 
     @classmethod
     def concatenate(cls, parts: "list[Entries]") -> "Entries":
-        """Those of several listings, in the order of their names. The list is emptied: what it held is freed."""
+        """The entries of several listings, in the order of their names. The list is emptied: what it held is freed."""
         columns = list(pa.concat_tables([part.table for part in parts] or [_COLUMNS.empty_table()]).columns)
         parts.clear()
         table = _in_order(columns)
@@ -394,7 +394,7 @@ class Entries(Sequence[Entry]):
         return Entries(_in_order(list(self.table.columns)), is_in_order=True)
 
     def where(self, mask: pa.ChunkedArray) -> "Entries":
-        """Those for which a mask is true. Nothing is copied where they lie in few stretches, as in order they do."""
+        """The entries for which a mask is true. Nothing is copied where they lie in few stretches, as sorted do."""
         chosen = np.concatenate([[False], mask.to_numpy(), [False]])
         edges = np.flatnonzero(chosen[1:] != chosen[:-1]).tolist()
         if len(edges) > 2 * _STRETCHES:
@@ -403,11 +403,11 @@ class Entries(Sequence[Entry]):
         return Entries(pa.concat_tables(parts or [_COLUMNS.empty_table()]), is_in_order=self.is_in_order)
 
     def filter_prefix(self, start: str) -> "Entries":
-        """Those whose names begin so."""
+        """The entries whose names begin so."""
         return self.where(pc.starts_with(self.table["object"], start))
 
     def filter_pattern(self, pattern: str) -> "Entries":
-        """Those in whose names a regular expression, as RE2 reads them, is found."""
+        """The entries in whose names a regular expression, as RE2 reads them, is found."""
         return self.where(pc.match_substring_regex(self.table["object"], pattern))
 
     def has(self, name: str) -> bool:
@@ -472,7 +472,7 @@ class Driver:
         return self._process is not None
 
     def use(self, url: str) -> None:
-        """It is about to be used.
+        """Note that the driver is about to be used.
 
         Raises:
             StoreError: The driver was used before this process was forked.

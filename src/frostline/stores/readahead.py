@@ -94,14 +94,14 @@ class ReadAheadQueue:
         self._waiting: OrderedDict[tuple[ReadAhead, ByteRange], None] = OrderedDict()
 
     def join(self, ahead: "ReadAhead", places: Iterable[ByteRange]) -> None:
-        """They wait, about in this order, until ``go_on``; those for which there is never memory do not."""
+        """Have places wait, about in this order, until ``go_on``; those for which there is never memory do not."""
         with self.lock:
             for place in places:
                 if 0 < place.length <= self._max_bytes:
                     self._waiting[ahead, place] = None
 
     def leave(self, ahead: "ReadAhead", places: Iterable[ByteRange] | None = None) -> None:
-        """They wait no more; None are all of an ``ReadAhead``."""
+        """Have places wait no more; None are all of a ``ReadAhead``."""
         with self.lock:
             if places is None:
                 places = [place for reader, place in self._waiting if reader is ahead]

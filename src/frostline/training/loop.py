@@ -221,7 +221,7 @@ class Trainable(Protocol):
         """Behave as in evaluation from now on."""
 
     def parameters(self) -> Iterator[torch.Tensor]:
-        """Among them what is trained, which requires gradients."""
+        """The parameters, among them what is trained, which requires gradients."""
 
     def state_dict(self) -> Mapping[str, torch.Tensor]:
         """What training may change, by name: the tensors themselves, not copies."""

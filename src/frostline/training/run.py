@@ -437,7 +437,10 @@ class _Run:
         self._recorder = None if settings.out is None else StepRecorder(settings.out, self._train.samples)
         self._resumed: Checkpoint | None = None
         if self._recipe.patience is not None and not (len(self._held_out) and self._recipe.selects):
-            raise SettingError("patience goes by held-out samples, and there are none that may choose: leave it out")
+            raise SettingError(
+                "patience counts epochs whose held-out loss is no better, and no held-out samples may choose here: "
+                "leave it out, or hold some out (val_share)"
+            )
         self._check_head()
         self._loop = self._here()
         self._started = datetime.now(UTC)

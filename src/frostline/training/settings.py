@@ -289,7 +289,7 @@ class TrainSettings:
 
     @property
     def held_out_share(self) -> float:
-        """Of each class, where no split is scored."""
+        """The share of each class that is held out, where no split is scored."""
         return _HELD_OUT if self.val_share is None else self.val_share
 
     @property

@@ -100,7 +100,7 @@ class LinkMeter:
             self._since = self._mark()
 
     def forget(self, sock: socket.socket) -> None:
-        """It is about to be closed. Forgetting it again does nothing."""
+        """Forget a socket that is about to be closed. Forgetting it again does nothing."""
         with self._lock:
             self._settle()
             self._sockets.discard(sock)
@@ -114,7 +114,7 @@ class LinkMeter:
 
     @contextmanager
     def body(self, sock: socket.socket | None, nbytes: int) -> Iterator[None]:
-        """While a body of so many bytes is read from a connection."""
+        """Measure while a body of so many bytes is read from a connection."""
         if sock is None or nbytes - _lying(sock) < _LARGE:
             yield
             return
@@ -310,7 +310,7 @@ class Connection(http.client.HTTPConnection):
         return said < _FINAL
 
     def read_body(self, nbytes: int) -> AbstractContextManager[None]:
-        """While a body of so many bytes is read from it."""
+        """Measure while a body of so many bytes is read from the connection."""
         return self._transfers.body(self.sock, nbytes)
 
     def break_off(self) -> None:

@@ -62,7 +62,7 @@ class Column:
 
     @property
     def field(self) -> Any:
-        """Of the schema."""
+        """The field of the schema."""
         return pa.field(self.name, self.array.type, nullable=False, metadata=self.metadata)
 
 

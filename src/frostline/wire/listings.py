@@ -104,7 +104,7 @@ class ManifestHead:
 
     @property
     def bitmap_bytes(self) -> int:
-        """Of each split."""
+        """Bytes of each split's bitmap."""
         return -(-self.samples // 8)
 
     def to_json(self) -> dict[str, Any]:

@@ -362,7 +362,7 @@ def packing_memory(shapes: Sequence[tuple[int, ...]], dtypes: Sequence[np.dtype[
 
 
 def narrowed_dtype(codec: Codec, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Of the values that a tensor of that dtype has once they are narrowed; bfloat16 is kept in uint16."""
+    """The type of the values of a tensor of that type once they are narrowed; bfloat16 is kept in uint16."""
     return dtype if codec.is_lossless else body_dtype(codec.precision)
 
 

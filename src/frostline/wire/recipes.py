@@ -185,7 +185,7 @@ class Recipe:
             raise SettingError(f"warm_up is a share below 1 or a whole number of steps, not {self.warm_up}")
         if self.epochs is None and (self.schedule != SCHEDULES[0] or 0 < self.warm_up < 1):
             what = f"schedule {self.schedule}" if self.schedule != SCHEDULES[0] else f"a warm_up of {self.warm_up}"
-            raise SettingError(f"{what} goes by the number of all steps: say how many epochs there are (epochs)")
+            raise SettingError(f"{what} depends on the number of all steps: say how many epochs there are (epochs)")
 
     @property
     def changes_rate(self) -> bool:

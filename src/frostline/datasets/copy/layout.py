@@ -134,8 +134,8 @@ class Packer(Protocol):
     def keeps_metadata(self) -> bool:
         """Metadata columns go with the samples."""
 
-    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
-        """What lies beside the parts: the table of classes, where they do not say it themselves.
+    def class_tables(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
+        """The object beside the parts that has the table of classes, where they do not say it themselves.
 
         Args:
             classes: names, by label.
@@ -171,8 +171,8 @@ class ClassFolderLayout:
 
     keeps_metadata = False
 
-    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
-        """See ``Packer.beside``: folders alone are numbered in the order of their names."""
+    def class_tables(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
+        """See ``Packer.class_tables``: folders alone are numbered in the order of their names."""
         is_clear = sorted(present) == list(classes) and all(split_of(name) is None for name in classes)
         return [] if is_clear else [OutputObject(CLASSES, class_table(classes))]
 
@@ -226,8 +226,8 @@ class Shards:
 
     keeps_metadata = True
 
-    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
-        """See ``Packer.beside``: each shard has the table."""
+    def class_tables(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
+        """See ``Packer.class_tables``: each shard has the table."""
         return ()
 
     def pack(
@@ -265,8 +265,8 @@ class Tables:
 
     keeps_metadata = True
 
-    def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
-        """See ``Packer.beside``: each file has the table in its schema."""
+    def class_tables(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
+        """See ``Packer.class_tables``: each file has the table in its schema."""
         return ()
 
     def pack(
@@ -468,7 +468,7 @@ _KINDS = {pa.int64(): "bigint", pa.float64(): "double", pa.bool_(): "boolean", p
 
 
 def metadata_in(columns: Sequence[str]) -> tuple[str, ...]:
-    """Those of a data set's columns that are not of its samples' own."""
+    """The columns of a data set that are not of its samples' own."""
     return tuple(name for name in columns if name not in COLUMNS.names and name not in TARGET_COLUMNS.names)
 
 

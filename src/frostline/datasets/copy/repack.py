@@ -195,7 +195,7 @@ class _Copy:
             found=partial(self._found, there),
             keep=self._kept,
         )
-        for packed in packer_named(self._plan.format).beside(self._source.classes, self._present(parts)):
+        for packed in packer_named(self._plan.format).class_tables(self._source.classes, self._present(parts)):
             self._store.write(*packed)
         if runner is not make_in_process:  # tasks that were killed may have left something
             self._sweep(self._listed())

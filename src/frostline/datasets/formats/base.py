@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from frostline.core import OBJECTS, READINGS, Samples, Targets
 from frostline.core.errors import DataError
+from frostline.core.hints import HintingColumns
 from frostline.core.nouns import Texts
 from frostline.datasets.formats.left_out import LeftOut, is_hidden
 from frostline.ordering import Chosen, Labels
@@ -338,7 +339,7 @@ class ManifestColumns:
 
     @property
     def is_mapped(self) -> bool:
-        """It lies in a file, and pages that were read can be given back."""
+        """Whether the table lies in a file, so that pages which were read can be given back."""
         return self._mapped is not None
 
     @property
@@ -434,7 +435,7 @@ class ManifestColumns:
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-class WholeSamples:
+class WholeSamples(HintingColumns):
     """All samples of a manifest; see ``core.SampleTable``."""
 
     def __init__(self, columns: ManifestColumns) -> None:
@@ -539,7 +540,7 @@ class WholeSamples:
         return out
 
 
-class PartOfSamples:
+class PartOfSamples(HintingColumns):
     """Some rows of a manifest; see ``core.SampleTable``. Nothing is copied but what is asked for."""
 
     def __init__(self, whole: WholeSamples, rows: SelectedRows) -> None:

@@ -118,7 +118,7 @@ def _read(source: RangeFile, place: int, length: int) -> bytes:
 
 def _numbers(name: str, said: Sequence[int]) -> tuple[int, int, int]:
     if len(said) != 4:
-        raise DataError(f"{name} cannot be read: what decodes it makes no sense")
+        raise DataError(f"{name} cannot be read: the process that decodes it gave an answer that is none")
     return said[1], said[2], said[3]
 
 
@@ -133,7 +133,7 @@ def _cells(name: str, data: bytes, rows: int) -> Cells:
     starts, lengths = np.frombuffer(data, np.int64, 2 * rows).reshape(2, rows)
     most = len(data)
     if rows and (starts.min() < 0 or starts.max() > most or lengths.max() > most or (starts + lengths).max() > most):
-        raise DataError(f"{name} cannot be read: what decodes it makes no sense")
+        raise DataError(f"{name} cannot be read: the process that decodes it gave an answer that is none")
     return Cells(parts=(memoryview(data),), part=np.zeros(rows, np.int64), starts=starts, lengths=lengths)
 
 

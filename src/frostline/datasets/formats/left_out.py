@@ -92,7 +92,7 @@ class LeftOut(NamedTuple):
 
     @property
     def is_label(self) -> bool:
-        """It is a label of a sample that has another one, which counts where none is named."""
+        """Whether it is a label of a sample that has another one, which counts where none is named."""
         return self.what == LABELS_LEFT
 
     def __str__(self) -> str:

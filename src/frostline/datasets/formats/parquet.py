@@ -335,7 +335,7 @@ class CellCache:
 
     @contextmanager
     def holding(self, tenant: str, nbytes: int) -> Iterator[None]:
-        """While something else of a tenant takes memory, for which there is room then.
+        """Make room, while the context lasts, for something else of a tenant that takes memory.
 
         Raises:
             SampleError: The memory does not fit the budget.

@@ -118,15 +118,15 @@ class RangeFile:
         return bytes(data)
 
     def readable(self) -> bool:
-        """It is."""
+        """Whether it can be read: it can."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Whether it can be read at any place: it can."""
         return True
 
     def writable(self) -> bool:
-        """It is not."""
+        """Whether it can be written to: it cannot."""
         return False
 
     def flush(self) -> None:

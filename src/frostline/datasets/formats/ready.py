@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core import Samples, Skipped
-from frostline.core.declared import parse_json
+from frostline.core.declared import parse_json, refuse_unknown_fields
 from frostline.core.errors import DataError, EmptyDataset
 from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, label_column, label_numbers
 from frostline.datasets.formats.folders import NO_MASK, Mask, target_columns
@@ -189,9 +189,8 @@ class Layout:
             value = parse_json(bytes(data))
             if value.pop("format") != _FORMAT:
                 raise DataError("a ready format of another version: make it again")
-            unknown = sorted(value.keys() - {field.name for field in fields(cls)})
-            if unknown:
-                raise DataError(f"the layout of a ready format has a field {unknown[0][:50]!r}, which none has")
+            names = [field.name for field in fields(cls)]
+            refuse_unknown_fields(value, names, "the layout of a ready format", DataError)
             columns = tuple(map(str, value.pop("columns", ())))
             return cls(**{**value, "applied": Applied.from_json(value["applied"]), "columns": columns})
         except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -112,7 +112,7 @@ class JaxIterator:
         """Do nothing: a pass reads ahead from its first batch on. Grain's ``CheckpointHandler`` asks for it."""
 
     def recorded_order(self) -> RecordedOrder:
-        """In which order the samples of the epoch under way were handed out; see ``ArrayLoader.recorded_order``."""
+        """The order in which the samples of the epoch under way were handed out; see ``ArrayLoader.recorded_order``."""
         return self._loader.recorded_order()
 
     def close(self) -> None:
@@ -144,7 +144,7 @@ class State(dict[str, Any]):
     """A state as plain JSON; Grain's ``CheckpointHandler`` takes an iterator's state for the bytes of such."""
 
     def decode(self) -> str:
-        """Its text."""
+        """The state's text."""
         return json.dumps(self)
 
 

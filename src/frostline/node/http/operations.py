@@ -149,7 +149,7 @@ class OperationResponse:
 
     Args:
         operation: running operation.
-        end: function that ends it and frees its places; calling it again does nothing.
+        end: function that ends it and frees its slots; calling it again does nothing.
         threads: limiter of the threads that wait for its lines.
         media_type: media type of the whole.
         told: function that makes the line of an error.

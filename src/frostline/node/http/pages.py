@@ -164,7 +164,8 @@ class LiveAnswers(Generic[R]):
             raise Overloaded(sentence, retry_after_s=self._period_s)
         most = _MAX_OF_ASKER if self._answers.total() < _MAX_ANSWERS else 1  # which nobody takes from anybody
         if self._answers[asker] >= most:
-            raise Overloaded("too many answers of this kind are being read: ask again", retry_after_s=self._period_s)
+            sentence = "too many answers of this kind are still being read: ask again later"
+            raise Overloaded(sentence, retry_after_s=self._period_s)
         view = self._views.setdefault(rights, _View())
         view.viewers += 1
         self._answers[asker] += 1

@@ -238,7 +238,7 @@ class Record:
 
     @property
     def scores_by_name(self) -> Mapping[str, tuple[float, ...]]:
-        """After each epoch."""
+        """Scores after each epoch, by their names."""
         names = self.scores[0].scores if self.scores else ()
         return {name: tuple(item.scores[name] for item in self.scores) for name in names}
 
