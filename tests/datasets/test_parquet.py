@@ -162,9 +162,63 @@ def test_another_column_of_classes_has_its_names_where_it_is_the_label(store, ki
         assert any("of fine a copy has the numbers, and not the names" in str(event) for event in happened) == is_said
     put("b", [0, 1], {name: features[name] for name in ("image", "label")})
     assert Dataset(store.url, label="fine", cache=tmp_path).classes == ("0", "1", "2"), "not all files name them"
+    turned = {**features, "fine": {"_type": "ClassLabel", "names": ["a1", "z2", "m3", "nobody"]}}
+    put("b", [0, 1], turned)
+    for _ in range(2):  # as it was found again
+        for options in ({"label": "fine"}, {"targets": "fine"}):
+            with pytest.raises(DataError, match="'fine' stand for other names of classes in some files"):
+                _ = Dataset(store.url, cache=tmp_path, **options).targets
+        assert Dataset(store.url, cache=tmp_path).classes == ("zebra", "ant")
+    put("b", pa.nulls(2, pa.int64()), turned)
+    assert Dataset(store.url, label="fine", cache=tmp_path).classes == ("z2", "a1", "m3", "nobody"), "it has no numbers"
     put("b", [0, 4], features)
     with pytest.raises(DataError, match="column 'fine' has a label 4 and names for 4 classes only"):
         _ = Dataset(store.url, label="fine", cache=tmp_path).samples
+
+
+OF_CLASSES = {"_type": "ClassLabel", "names": ["z2", "a1", "nobody"]}
+WAYS_OF_LISTS = {
+    "Sequence": {"_type": "Sequence", "feature": OF_CLASSES},
+    "List": {"_type": "List", "feature": OF_CLASSES},
+    "LargeList": {"_type": "LargeList", "feature": OF_CLASSES},
+    "list": [OF_CLASSES],
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("way", WAYS_OF_LISTS)
+@pytest.mark.parametrize("name", ["tags", "label"])
+def test_numbers_in_lists_and_structs_have_the_names_of_their_table_of_classes(store, tmp_path, kind, way, name):
+    feature = WAYS_OF_LISTS[way]
+    boxes = [{"category": [0, 1], "kind": 1, "n": 5}, {"category": [1], "kind": 0, "n": 6}]
+    features = {"image": {"_type": "Image"}, name: feature}
+    features["objects"] = {"category": feature, "kind": OF_CLASSES, "n": {"_type": "Value", "dtype": "int64"}}
+    if way == "Sequence":  # as of a list of structs, which datasets writes as a struct of lists
+        features["others"] = {"_type": "Sequence", "feature": {"kind": OF_CLASSES}}
+    table = pa.table({"image": [png(1), png(2)], name: [[0], [1, 0]], "objects": boxes, "others": [{"kind": [1]}] * 2})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    sink = pa.BufferOutputStream()
+    if kind == "parquet":
+        pq.write_table(table, sink)
+    else:
+        sink.write(arrow_of(table, 1))
+    store.write(f"a.{kind}", sink.getvalue().to_pybytes())
+    for _ in range(2):  # as it was found again
+        for column in (name, "objects.category"):
+            data = Dataset(store.url, targets=fl.MultiLabel(column=column), cache=tmp_path)
+            [spec] = data.target_columns.specs
+            assert (spec.classes, spec.shape) == (("z2", "a1", "nobody"), (3,)), "also the one without samples"
+            assert data.targets.tolist() == ([[1, 0, 0], [1, 1, 0]] if column == name else [[1, 1, 0], [0, 1, 0]])
+            plain = Dataset(store.url, targets=column, cache=tmp_path)
+            assert plain.target_columns.specs[0].classes == ("z2", "a1", "nobody")
+        if name == "tags":
+            data = Dataset(store.url, label="objects.kind", cache=tmp_path)
+            assert (data.classes, data.samples.labels[:].tolist()) == (("z2", "a1", "nobody"), [1, 0])
+    happened = []
+    repack(Dataset(store.url, targets=(), cache=tmp_path), tmp_path / "copy", "parquet", on_event=happened.append)
+    [reason] = [event.reason for event in happened if "not the names" in str(event)]
+    assert all(column in reason for column in ("objects.category", "objects.kind"))
+    assert "objects.n" not in reason
 
 
 def test_a_label_that_no_class_has_gets_a_sentence(store):

@@ -251,8 +251,9 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         """
         if not self._declared:
             return None
-        columns = self.selection.whole.columns
-        specs = specs_of(self._declared, columns.table, self._url)
+        whole = self.selection.whole
+        columns = whole.columns
+        specs = specs_of(self._declared, columns.table, self._url, whole.named)
         return TargetColumns(columns, self.selection.rows, specs, is_single=self._is_single)
 
     @property

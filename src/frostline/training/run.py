@@ -650,7 +650,9 @@ class _Run:
 
     def _classes(self) -> tuple[str, ...]:
         targets = self._setup.data.target_columns
-        return self._setup.data.classes if targets is None else targets.specs[0].classes
+        if targets is None:
+            return self._setup.data.classes
+        return () if self._settings.job.learns == "numbers" else targets.specs[0].classes
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._began_at

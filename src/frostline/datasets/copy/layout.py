@@ -25,7 +25,7 @@ from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, are_masks, names_a_class, suffix_of
 from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table, is_split, split_of
 from frostline.datasets.formats.left_out import is_hidden
-from frostline.datasets.formats.tables import json_values, plain_column, read_back
+from frostline.datasets.formats.tables import ORIENTATION, json_values, plain_column, read_back
 from frostline.datasets.formats.webdataset import CLASS_MEMBER, TYPE_MEMBER
 from frostline.datasets.reading import Workers, masks_of
 from frostline.preprocess.apply import MAX_PIXELS, Applied, scaled_mask, unpack_record
@@ -134,6 +134,10 @@ class Packer(Protocol):
     def keeps_metadata(self) -> bool:
         """Metadata columns go with the samples."""
 
+    @property
+    def keeps_orientation(self) -> bool:
+        """Whether images are turned as their EXIF data says goes with the samples."""
+
     def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
         """What lies beside the parts: the table of classes, where they do not say it themselves.
 
@@ -143,7 +147,13 @@ class Packer(Protocol):
         """
 
     def pack(
-        self, part: int, samples: Sequence[CopySample], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
+        self,
+        part: int,
+        samples: Sequence[CopySample],
+        classes: Sequence[str],
+        kinds: Mapping[str, pa.DataType],
+        *,
+        is_turned: bool,
     ) -> Iterable[OutputObject]:
         """The objects of a part.
 
@@ -152,6 +162,7 @@ class Packer(Protocol):
             samples: samples of the part, in the source's order.
             classes: names, by label.
             kinds: types of the metadata columns.
+            is_turned: the source's images are turned as their EXIF data says.
 
         Raises:
             SettingError: the format cannot hold these samples.
@@ -169,7 +180,7 @@ class ClassFolderLayout:
     ``images/train/cat/1a.jpg``.
     """
 
-    keeps_metadata = False
+    keeps_metadata = keeps_orientation = False
 
     def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
         """See ``Packer.beside``: folders alone are numbered in the order of their names."""
@@ -182,6 +193,8 @@ class ClassFolderLayout:
         samples: Sequence[CopySample],
         classes: Sequence[str],
         kinds: Mapping[str, pa.DataType],  # noqa: ARG002
+        *,
+        is_turned: bool,  # noqa: ARG002
     ) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         for sample in samples:
@@ -224,14 +237,20 @@ class Shards:
     that JSON has not, such as dates, in ``__types__``.
     """
 
-    keeps_metadata = True
+    keeps_metadata, keeps_orientation = True, False
 
     def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
         """See ``Packer.beside``: each shard has the table."""
         return ()
 
     def pack(
-        self, part: int, samples: Sequence[CopySample], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
+        self,
+        part: int,
+        samples: Sequence[CopySample],
+        classes: Sequence[str],
+        kinds: Mapping[str, pa.DataType],
+        *,
+        is_turned: bool,  # noqa: ARG002
     ) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         file = io.BytesIO()
@@ -261,16 +280,23 @@ class Tables:
     """A Parquet file a part, with the columns that Hugging Face gives an image and its class, and metadata.
 
     Masks have a column of their own. A metadata column called ``image`` or ``mask`` gets ``meta_`` before its name.
+    ``datasets`` turns images as their EXIF data says; where the source's are not turned, the schema's metadata says so.
     """
 
-    keeps_metadata = True
+    keeps_metadata = keeps_orientation = True
 
     def beside(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
         """See ``Packer.beside``: each file has the table in its schema."""
         return ()
 
     def pack(
-        self, part: int, samples: Sequence[CopySample], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
+        self,
+        part: int,
+        samples: Sequence[CopySample],
+        classes: Sequence[str],
+        kinds: Mapping[str, pa.DataType],
+        *,
+        is_turned: bool,
     ) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         images = [{"bytes": sample.encoded, "path": f"{sample.id:016x}{sample.suffix}"} for sample in samples]
@@ -291,11 +317,12 @@ class Tables:
         )
         features: dict[str, Any] = {name: {"_type": "Image"} for name in own}
         features["label"] = {"_type": "ClassLabel", "names": list(classes)}
-        said = json.dumps({"info": {"features": features}})
+        about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+        about |= {} if is_turned else {ORIENTATION: b"stored"}
         file = io.BytesIO()
         # Images do not get smaller, and without a codec a cell is found by its place.
         pq.write_table(
-            table.replace_schema_metadata({"huggingface": said}),
+            table.replace_schema_metadata(about),
             file,
             compression={name: "none" if _is_of(name, own) else "zstd" for name in _leaves(table.schema)},
             row_group_size=_GROUP_ROWS,

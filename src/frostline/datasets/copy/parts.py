@@ -338,7 +338,8 @@ class _PartWriter:
         splits = [""] * len(rows) if self._splits is None else self._splits.slice(rows.start, len(rows)).to_pylist()
         loose = [self._loose(samples, names, about, objects, row, pictures, splits[row]) for row, pictures in kept]
         kinds = {name: column.type for name, column in self._about.items()}
-        packed = packer_named(self._format).pack(part.number, loose, self._source.classes, kinds)
+        is_turned = self._source.manifest.is_turned
+        packed = packer_named(self._format).pack(part.number, loose, self._source.classes, kinds, is_turned=is_turned)
         written: list[Future[tuple[str, CopiedObject]]] = [self._writers.submit(self._write, obj) for obj in packed]
         copied = CopiedPart(
             number=part.number,

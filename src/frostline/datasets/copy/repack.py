@@ -60,7 +60,7 @@ _MAX_ROWS = 10_000
 _FOLDERS = "original"
 _FOLDER = ".frostline/ingest"
 _CLAIM = f"{_FOLDER}/what.json"
-_FORMAT = 3
+_FORMAT = 4
 _CLAIM_BYTES, _PART_RECORD_BYTES = 1 << 16, 1 << 26
 
 
@@ -131,8 +131,10 @@ def repack(
     check_side(shorter_side)
     in_names = {SPLIT} if source.splits_brought else set()
     behind = [name for name in metadata_in(source.columns) if name not in in_names]
-    say_what_is_left(source, on_event, () if packer_named(format).keeps_metadata else behind)
-    say_orientation(source, shorter_side, on_event)
+    packer = packer_named(format)
+    say_what_is_left(source, on_event, () if packer.keeps_metadata else behind)
+    if not packer.keeps_orientation:
+        say_orientation(source, shorter_side, on_event)
     claim = {"source": source.digest, "format": format, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
         store = open_store(str(destination))

@@ -290,7 +290,7 @@ def _body_length(head: bytes) -> int:
     return int(struct.unpack_from("<q", head, table + place)[0]) if place else 0
 
 
-_RULE = "frostline arrow 7"
+_RULE = "frostline arrow 8"
 # Files indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Results of ``map`` that ``datasets`` keeps beside the data: the same samples again, or other ones.
