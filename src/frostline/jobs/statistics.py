@@ -26,7 +26,6 @@ from frostline.core.events import (
     EpochFinished,
     EpochStarted,
     Event,
-    NodeLost,
     Observer,
     Replanned,
     RequestFinished,
@@ -40,7 +39,7 @@ from frostline.core.events import (
 )
 from frostline.core.nouns import ShownInNotebooks
 from frostline.core.units import in_bytes, in_rate, in_samples_per_s, printable, warn_caller
-from frostline.datasets.formats.left_out import log_left_out
+from frostline.datasets.formats.left_out import log_losses
 from frostline.datasets.manifest import refusal_of
 from frostline.loaders.fetch import EngineChoice
 from frostline.planning import Plan, Situation, explain
@@ -488,12 +487,9 @@ def warn_user(event: Event) -> None:
     Python warns where a job is not made as it was asked for. Lost nodes, samples that were left out, and the first one
     that is not finite, are logged.
     """
-    if isinstance(event, SamplesLeftOut):
-        log_left_out(event)
+    log_losses(event)
     if isinstance(event, SetupWarning):
         warn_caller(printable(event.reason))
-    elif isinstance(event, NodeLost):
-        _LOG.warning("node %s", printable(event.sentence))
     elif isinstance(event, RowsNotFinite) and event.total == event.rows:
         _LOG.warning("%s; more are counted by the job's statistics", printable(event.first))
 
