@@ -9,8 +9,9 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -54,6 +55,7 @@ __all__ = (
     "SkipLog",
     "StatisticsCollector",
     "UseTeller",
+    "sum_uses",
     "warn_user",
     "whereabouts",
 )
@@ -177,6 +179,14 @@ def _nowhere() -> None:
 
 _TOLD_EVERY_S = 1.0
 _COUNTS = tuple(field.name for field in fields(NodeUse) if field.name not in ("url", "trouble"))
+
+
+def sum_uses(parts: Iterable[Sequence[NodeUse]]) -> tuple[NodeUse, ...]:
+    """What was asked of each node in one job after another; in trouble is what was so in the last one that asked it."""
+    found: dict[str, NodeUse] = {}
+    for use in chain.from_iterable(parts):
+        found[use.url] = _sum_of(use, found.get(use.url, NodeUse(url=use.url)))
+    return tuple(found.values())
 
 
 def _sum_of(use: NodeUse, other: NodeUse) -> NodeUse:

@@ -26,6 +26,7 @@ from frostline.core.files import with_schema, without_schema
 from frostline.core.nouns import finite_rows, take_texts, widen_bfloat16
 from frostline.datasets import Dataset
 from frostline.datasets.formats.base import label_column
+from frostline.datasets.formats.left_out import LeftOut, json_of
 from frostline.datasets.manifest import rows_of_ids
 from frostline.engines.graph_runner import as_array
 from frostline.loaders import Batch
@@ -325,6 +326,7 @@ class Extracted:
             reference itself. ``codec_error`` comes on top of it.
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         skipped: samples that could not be read; they have no row.
+        left_out: parts of the data that are no samples, and have no row.
         nonfinite: rows with Inf or NaN, whichever process computed them.
         first_nonfinite: the first row with Inf or NaN, in words; empty if there is none.
     """
@@ -343,12 +345,14 @@ class Extracted:
     engine_error: float
     codec_error: float
     skipped: tuple[Skipped, ...]
+    left_out: tuple[LeftOut, ...]
     nonfinite: int
     first_nonfinite: str
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "shape": list(self.shape), "skipped": [asdict(sample) for sample in self.skipped]}
+        skipped = [asdict(sample) for sample in self.skipped]
+        return {**asdict(self), "shape": list(self.shape), "skipped": skipped, "left_out": json_of(self.left_out)}
 
 
 def extract(
@@ -408,6 +412,7 @@ def extract(
             engine_error=work.engine_error,
             codec_error=max(statistics.codec_error, work.codec_error),
             skipped=tuple(sample for number in sorted(done) for sample in done[number].skipped),
+            left_out=setup.whole.left_out,
             nonfinite=sum(len(part.nonfinite) for part in done.values()),
             first_nonfinite=work.first_nonfinite(done),
         )

@@ -22,6 +22,7 @@ from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWar
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import split_in_two
 from frostline.datasets.formats.labels import scoring_splits, training_split
+from frostline.datasets.formats.left_out import json_of
 from frostline.datasets.selection import (
     alike_classes,
     few_of_a_class,
@@ -30,7 +31,7 @@ from frostline.datasets.selection import (
 )
 from frostline.jobs import Job
 from frostline.jobs.connect import first_of
-from frostline.jobs.statistics import JobStatistics
+from frostline.jobs.statistics import JobStatistics, sum_uses
 from frostline.loaders import Batch, Loader
 from frostline.loaders.epoch import in_turn
 from frostline.models.freezing import layer_of, unfreeze, used_parameters
@@ -202,7 +203,8 @@ def _summed(parts: Sequence[JobStatistics]) -> JobStatistics:
     changes: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
     changes |= {name: tuple(item for part in parts for item in getattr(part, name)) for name in _LISTS}
     first = next((part.first_nonfinite for part in parts if part.first_nonfinite), "")
-    return replace(parts[-1], codec_error=max(part.codec_error for part in parts), first_nonfinite=first, **changes)
+    error, nodes = max(part.codec_error for part in parts), sum_uses(part.nodes for part in parts)
+    return replace(parts[-1], codec_error=error, first_nonfinite=first, nodes=nodes, **changes)
 
 
 def _seconds(name: str, parts: Sequence[_Done]) -> float:
@@ -619,8 +621,9 @@ class _Run:
             stall_s=statistics.stall_s,
             stages={**seconds, **self._head_stage(), "waiting for a batch": statistics.stall_s},
             where=tuple(WorkLocation(part=part, where=where) for part, where in explained.where),
-            nodes=explained.statistics.nodes,
+            nodes=statistics.nodes,
             skipped=statistics.skipped,
+            left_out=tuple(json_of(self._setup.whole.left_out)),
             nonfinite=statistics.nonfinite,
             first_nonfinite=statistics.first_nonfinite,
             interrupted=self._interrupted,

@@ -26,6 +26,7 @@ from frostline.datasets.copy.layout import (
     splits_in_folders,
 )
 from frostline.datasets.dataset import Dataset
+from frostline.datasets.formats.left_out import LeftOut, json_of
 from frostline.datasets.formats.tables import json_values
 from frostline.stores.protocols import ObjectStore
 
@@ -58,6 +59,7 @@ class CopyResult:
         made: number of objects, parts or rows that were written now; the others were there before.
         seconds: duration of this run.
         skipped: samples that could not be read; the copy does not have them.
+        left_out: parts of the source that are no samples.
     """
 
     url: str
@@ -66,10 +68,12 @@ class CopyResult:
     made: int
     seconds: float
     skipped: tuple[Skipped, ...]
+    left_out: tuple[LeftOut, ...]
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "skipped": [asdict(skipped) for skipped in self.skipped]}
+        skipped = [asdict(skipped) for skipped in self.skipped]
+        return {**asdict(self), "skipped": skipped, "left_out": json_of(self.left_out)}
 
 
 class PartResult(Protocol):
