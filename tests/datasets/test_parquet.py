@@ -221,6 +221,40 @@ def test_numbers_in_lists_and_structs_have_the_names_of_their_table_of_classes(s
     assert "objects.n" not in reason
 
 
+@pytest.mark.parametrize("kind", ["urls", "folders"])
+def test_a_list_in_parquet_has_the_names_of_its_table_of_classes(store, tmp_path, kind):
+    for row in range(3):
+        store.write(f"{'images/' if kind == 'folders' else ''}{row}.png", png(row))
+    names = [f"{row}.png" for row in range(3)]
+    table = pa.table({"file_name": names, "label": [1, -1, 0], "fine": [1, 0, 1], "tags": [[0], [], [1, 0]]})
+    features = {"label": OF_CLASSES, "fine": OF_CLASSES, "tags": [OF_CLASSES]}
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    store.write("metadata.parquet", sink.getvalue().to_pybytes())
+
+    def listed(**options):
+        return Dataset(store.url, cache=tmp_path, format=kind, **options)
+
+    for _ in range(2):  # as it was found again
+        for label, numbers in ((None, [1, -1, 0]), ("fine", [1, 0, 1])):
+            data = listed(label=label)
+            assert (data.classes, data.samples.labels[:].tolist()) == (("z2", "a1", "nobody"), numbers)
+        data = listed(targets=fl.MultiLabel(column="tags"))
+        assert data.target_columns.specs[0].classes == ("z2", "a1", "nobody")
+        assert data.targets.tolist() == [[1, 0, 0], [0, 0, 0], [1, 1, 0]]
+    plain = pa.table({"file_name": names, "label": [1, 3, 0]}).replace_schema_metadata(table.schema.metadata)
+    sink = pa.BufferOutputStream()
+    pq.write_table(plain, sink)
+    store.write("metadata.parquet", sink.getvalue().to_pybytes())
+    if kind == "urls":
+        with pytest.raises(DataError, match=r"metadata\.parquet has a label 3 and names for 3 classes only"):
+            _ = listed().samples
+    else:
+        [left] = listed().manifest.left_out
+        assert "has a label 3 and names for 3 classes only" in left.reason
+
+
 def test_a_label_that_no_class_has_gets_a_sentence(store):
     features = b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": ["a"]}}}}'
     table = pa.table({"image": [b"1", b"2"], "label": [0, 4]}).replace_schema_metadata({"huggingface": features})

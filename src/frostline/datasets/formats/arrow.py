@@ -363,7 +363,7 @@ class ArrowFiles:
                 *contradictions_of_partitions(tables, names),
             ),
             is_turned=any(file.is_turned for file in files),
-            named=names_of_columns(files),
+            named=names_of_columns([file.table for file in files], [file.named for file in files]),
         )
 
 

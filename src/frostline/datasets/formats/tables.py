@@ -59,6 +59,7 @@ __all__ = (
     "columns_by_input",
     "columns_in_text",
     "columns_of_schema",
+    "features_of",
     "finish_table",
     "is_label",
     "is_scalar",
@@ -77,6 +78,7 @@ __all__ = (
     "read_back",
     "roles_in",
     "roles_of_parts",
+    "texts_of_labels",
     "with_names_for_masks",
     "with_partitions",
 )
@@ -107,19 +109,27 @@ class TableFile(NamedTuple):
     named: Mapping[str, tuple[str, ...]]
 
 
-def names_of_columns(files: Sequence[TableFile]) -> dict[str, tuple[str, ...]]:
-    """The names that numbers of columns stand for, as all files say that have them; none where files say others."""
+def names_of_columns(
+    tables: Sequence[pa.Table], named: Sequence[Mapping[str, tuple[str, ...]]]
+) -> dict[str, tuple[str, ...]]:
+    """The names that numbers of columns stand for, as all files say that have them; none where files say others.
+
+    Args:
+        tables: table of each file, with labels as texts in ``SAID``.
+        named: names that the numbers of its columns stand for, by the column.
+    """
     found: dict[str, tuple[str, ...]] = {}
-    for name, names in {name: names for file in files for name, names in file.named.items()}.items():
-        said = {file.named.get(name) for file in files if _has_values(file, name)} or {names}
+    for name, names in {name: names for some in named for name, names in some.items()}.items():
+        each = zip(tables, named, strict=True)
+        said = {some.get(name) for table, some in each if _has_values(table, name)} or {names}
         if None not in said or len(said) > 2:  # where some say nothing, and others one thing, numbers stay numbers
             found[name] = (said.pop() or ()) if len(said) == 1 else ()
     return found
 
 
-def _has_values(file: TableFile, name: str) -> bool:
+def _has_values(table: pa.Table, name: str) -> bool:
     place = SAID if name == OTHER_LABELS else name  # where labels stand until those of all files are known
-    return place in file.table.schema.names and not _is_empty(file.table[place])
+    return place in table.schema.names and not _is_empty(table[place])
 
 
 def finish_table(table: pa.Table, said: Labelled) -> pa.Table:
@@ -411,7 +421,7 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
         schema: schema of the file; the metadata of Hugging Face's ``datasets`` names images, labels and classes.
         column: name of the column with the samples: texts, lists of numbers or binary; by default images.
     """
-    features = _features(schema)
+    features = features_of(schema)
     leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
     named = [name for name in leaves if _kind(features.get(name)) == "Image"]
     called = (name for field in _IMAGE_NAMES if (name := find_name([*leaves], (field,))) is not None)
@@ -460,7 +470,8 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
     )
 
 
-def _features(schema: pa.Schema) -> dict[str, Any]:
+def features_of(schema: pa.Schema) -> dict[str, Any]:
+    """What Hugging Face's ``datasets`` says of columns in a schema's metadata, by column; empty where it says nothing."""
     try:
         said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = said["info"]["features"]
@@ -713,10 +724,19 @@ def label_texts(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.Chunk
     if columns.label is None:
         other = None if columns.other is None else beside[columns.other]
         return pa.nulls(len(beside), pa.string()) if other is None else column_labels(other, label_text)
-    values = _without_nan(without_extension(beside[columns.label]))
-    if not columns.classes or not _are_whole(values):
+    return texts_of_labels(object, beside[columns.label], columns.classes)
+
+
+def texts_of_labels(object: str, column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray | pa.Array:
+    """What a column of labels says, by the names that its numbers stand for where there are some.
+
+    Raises:
+        DataError: a label is a number of no class, or no text in UTF-8.
+    """
+    values = _without_nan(without_extension(column))
+    if not classes or not _are_whole(values):
         return column_labels(values, label_text)
-    return named_labels(object, values.cast(pa.int64()), columns.classes)
+    return named_labels(object, values.cast(pa.int64()), classes)
 
 
 def named_labels(place: str, numbers: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:
