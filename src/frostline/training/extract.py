@@ -21,7 +21,7 @@ import torch
 from frostline.core import REFERENCE, Samples, SampleTable, Skipped
 from frostline.core.declared import parse_json
 from frostline.core.errors import DataError, ModelError, SettingError, TooManySkipped
-from frostline.core.events import Observer, PhaseStarted, ProgressMade
+from frostline.core.events import Observer, PhaseStarted, ProgressMade, SetupWarning
 from frostline.core.files import with_schema, without_schema
 from frostline.core.nouns import finite_rows, take_texts, widen_bfloat16
 from frostline.datasets import Dataset
@@ -100,6 +100,9 @@ class Parts:
         ids_at: function that gives the ids of rows of the manifest.
         ranges: the rows that make up each part.
 
+    Attributes:
+        has_replaced: parts of another extraction, which had been broken off, were removed.
+
     Raises:
         SettingError: the folder cannot be written.
         OutOfSpace: the disk is full.
@@ -110,8 +113,9 @@ class Parts:
         self._ids_at = ids_at
         self._ranges = ranges
         whole = json.dumps({**identity, "rows_per_part": ranges.rows_per_part, "schema": _FORMAT}, sort_keys=True)
-        about = self._folder / "extraction.json"
+        about, self.has_replaced = self._folder / "extraction.json", False
         if not about.is_file() or about.read_text() != whole:
+            self.has_replaced = any(self._folder.glob("*.parquet"))
             self.remove()
             make_folder(self._folder)
             write_text(about, whole)
@@ -381,6 +385,12 @@ def extract(
     with set_up(measure_first(settings.job), on_event, begun=begun) as setup:
         setup_s = time.perf_counter() - began_at
         work = _Work(settings, setup)
+        if work.parts.has_replaced:
+            reason = (
+                f"an extraction into {settings.out} had been broken off, of other samples, by another network or with "
+                "other options: its parts are removed, and all is computed"
+            )
+            on_event(SetupWarning(reason=reason))
         found = work.parts_found()
         on_event(PhaseStarted(name="extracting"))
         done = {**found, **(work.make_on_ray if settings.on_ray else work.make)(found, on_event)}
