@@ -21,6 +21,8 @@ from frostline.datasets.copy.layout import (
     ImageAndMasks,
     OutputObject,
     Scaling,
+    SourceFacts,
+    carried_names,
     metadata_in,
     packer_named,
     splits_in_folders,
@@ -341,9 +343,13 @@ class _PartWriter:
         objects = [""] * len(rows) if self._names is None else self._names.objects(rows.start, rows.stop)
         splits = [""] * len(rows) if self._splits is None else self._splits.slice(rows.start, len(rows)).to_pylist()
         loose = [self._loose(samples, names, about, objects, row, pictures, splits[row]) for row, pictures in kept]
-        kinds = {name: column.type for name, column in self._about.items()}
-        is_turned = self._source.manifest.is_turned
-        packed = packer_named(self._format).pack(part.number, loose, self._source.classes, kinds, is_turned=is_turned)
+        facts = SourceFacts(
+            classes=self._source.classes,
+            kinds={name: column.type for name, column in self._about.items()},
+            named=carried_names(self._source),
+            is_turned=self._source.manifest.is_turned,
+        )
+        packed = packer_named(self._format).pack(part.number, loose, facts)
         written: list[Future[tuple[str, CopiedObject]]] = [self._writers.submit(self._write, obj) for obj in packed]
         copied = CopiedPart(
             number=part.number,

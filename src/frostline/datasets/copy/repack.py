@@ -24,6 +24,7 @@ from frostline.core.events import Observer, PhaseStarted
 from frostline.core.files import with_schema, without_schema
 from frostline.datasets.copy.layout import (
     FolderNames,
+    carried_names,
     check_side,
     divide_samples,
     metadata_in,
@@ -132,8 +133,9 @@ def repack(
     in_names = {SPLIT} if source.splits_brought else set()
     behind = [name for name in metadata_in(source.columns) if name not in in_names]
     packer = packer_named(format)
-    say_what_is_left(source, on_event, () if packer.keeps_metadata else behind)
-    if not packer.keeps_orientation:
+    carried = carried_names(source) if packer.keeps_schema else ()
+    say_what_is_left(source, on_event, () if packer.keeps_metadata else behind, carried)
+    if not packer.keeps_schema:
         say_orientation(source, shorter_side, on_event)
     claim = {"source": source.digest, "format": format, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
