@@ -161,7 +161,7 @@ class BalancedTransport:
             return tuple(self._names[number] for number in sorted(numbers.intersection(self._turns.members)))
 
     def _stuck_after_s(self, number: int) -> float:
-        """How long a thread may wait for features of a node, by the last waits at others, or all where there are none."""
+        """How long a thread may wait for features of a node, by the last waits at others, or by all without those."""
         last = tuple(self._last_waits)
         waits = [wait_s for other, wait_s in last if other != number] or [wait_s for _, wait_s in last]
         return max(_STUCK_S, _STUCK_TIMES * median(waits)) if waits else math.inf

@@ -481,8 +481,8 @@ class NodeListing:
 
 # What may be wrong with one node alone: its roots, its mount, its credentials, its store, the way to it.
 _ITS_OWN = (DataNotFound, EmptyDataset, Refused, StoreError, Unavailable)
-# Seconds of a node that is asked whether it is ready, and of silence, three of the beats by which a node that lists says
-# that it is there, before others are asked to list. Nodes of the release before have a beat in 10 s.
+# Seconds of a node that is asked whether it is ready, and of silence, which are three of the beats by which a node that
+# lists says that it is there, before others are asked to list. Nodes of the release before have a beat in 10 s.
 _READY_S, _QUIET_S = 1.5, 3.0
 _PROBES = 16
 _SILENCE_S = 30.0
