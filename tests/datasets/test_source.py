@@ -332,6 +332,18 @@ def test_what_one_node_has_lost_another_one_lists(node, tmp_path, photos, monkey
             len(fl.Dataset(photos, near=lost, cache=tmp_path / "other"))
 
 
+def test_what_one_node_finds_damaged_another_one_is_asked_for(node, tmp_path, photos, monkeypatch):
+    monkeypatch.setattr(strangers, "_is_ready", lambda _: True)
+    damaged = b'{"event":"failed","error":"DataError","message":"a.tar is cut off"}\n'
+    changed = b'{"event":"failed","error":"DataChanged","message":"it is another"}\n'
+    with stranger(damaged) as one, stranger(damaged) as other, stranger(changed) as third:
+        assert len(fl.Dataset(photos, near=(one, node.url), cache=tmp_path)) == 36
+        with pytest.raises(DataError, match=r"a\.tar is cut off"):
+            len(fl.Dataset(photos, near=(one, other, node.url), cache=tmp_path / "two"))
+        with pytest.raises(DataChanged, match="it is another"):
+            len(fl.Dataset(photos, near=(third, node.url), cache=tmp_path / "three"))
+
+
 def test_links_that_lead_out_of_the_roots_are_not_followed(tmp_path, photos):
     root = image_folder(tmp_path / "root", per_class=1)
     (root / "noise" / "linked.jpg").symlink_to(photos / "noise" / "000.jpg")

@@ -31,9 +31,9 @@ import pyarrow.parquet as pq
 from frostline.core import CELLS, OBJECTS, UNPACKED
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import (
+    DataChanged,
     DataError,
     DataNotFound,
-    EmptyDataset,
     FrostlineError,
     NodeUnreachable,
     OutOfSpace,
@@ -338,8 +338,7 @@ class NodeListing:
             StoreError: the store failed at the node.
             OutOfSpace: the disk is full.
         """
-        failures: list[FrostlineError] = []
-        lost: set[str] = set()
+        failures, lost = list[FrostlineError](), set[str]()
         urls = _ready_first(listed_nodes(self.nodes))
         # One that falls silent is waited for where no other lists; all that do so together have so long.
         left_s = _ALL_SILENT_S
@@ -347,8 +346,12 @@ class NodeListing:
             began = time.monotonic()
             try:
                 found = self._from(url, on_event, min(silence_s, round(left_s, 1)))
+            except DataChanged:  # by what this node listed before, of which others may know nothing
+                raise
             except _ITS_OWN as error:
                 failures.append(error)
+                if [*map(type, failures)].count(DataError) > 1:  # two have found the data to be wrong
+                    raise
                 left_s -= (time.monotonic() - began) if isinstance(error, NodeUnreachable) else 0.0
                 if len(urls) > 1 and url not in lost:
                     lost.add(url)
@@ -479,12 +482,11 @@ class NodeListing:
             part.unlink(missing_ok=True)
 
 
-# What may be wrong with one node alone: its roots, its mount, its credentials, its store, the way to it.
-_ITS_OWN = (DataNotFound, EmptyDataset, Refused, StoreError, Unavailable)
-# Seconds of a node that is asked whether it is ready, and of silence, which are three of the beats by which a node that
-# lists says that it is there, before others are asked to list. Nodes of the release before have a beat in 10 s.
-_READY_S, _QUIET_S = 1.5, 3.0
-_PROBES = 16
+# What may be wrong with one node alone: its roots, its mount, its credentials, its store, the way to it, its disk.
+_ITS_OWN = (DataError, Refused, StoreError, Unavailable)
+# Seconds of a node that is asked whether it is ready; and of silence before others are asked to list: three of the
+# beats by which one that lists says that it is there. Nodes of the release before have a beat in 10 s.
+_READY_S, _QUIET_S, _PROBES = 1.5, 3.0, 16
 _SILENCE_S = 30.0
 _ALL_SILENT_S = 2 * _SILENCE_S
 
