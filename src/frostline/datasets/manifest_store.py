@@ -191,7 +191,10 @@ class NamedSplits:
         place = object_url(store.url, self._about)
         try:
             about = without_schema(parse_json(text), _FORMAT, place, ("object", "nbytes"))
-            return self._parsed(bytes(store.read(str(about["object"]), 0, int(about["nbytes"]))))
+            data = bytes(store.read(str(about["object"]), 0, int(about["nbytes"])))
+            if about["object"] != self._object(data):  # a flipped bit would be a held-out sample that is trained on
+                raise ValueError(f"{about['object']} holds other bytes than were written")
+            return self._parsed(data)
         except (*_ABSENT, ValueError, LookupError, TypeError, RecursionError, pa.ArrowException) as error:
             raise self._damage(store, error) from error
 
@@ -222,9 +225,12 @@ class NamedSplits:
     def _about(self) -> str:
         return f"{_SPLITS}/{self._digest}.json"
 
+    def _object(self, data: bytes) -> str:
+        return f"{_SPLITS}/{self._digest[:16]}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
+
     def _write(self, store: ObjectStore, data: bytes) -> str:
         # Named by its content, and named last: a reader finds the old splits or the new ones.
-        name = f"{_SPLITS}/{self._digest[:16]}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
+        name = self._object(data)
         store.write(name, data)
         store.write(self._about, _about_text({"object": name, "nbytes": len(data)}, _ABOUT_BYTES))
         return f"{store.url}/{name}"
