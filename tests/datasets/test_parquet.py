@@ -175,6 +175,12 @@ def test_another_column_of_classes_has_its_names_where_it_is_the_label(store, ki
         assert Dataset(store.url, cache=tmp_path).classes == ("zebra", "ant")
     put("b", pa.nulls(2, pa.int64()), turned)
     assert Dataset(store.url, label="fine", cache=tmp_path).classes == ("z2", "a1", "m3", "nobody"), "it has no numbers"
+    twice = {**features, "fine": {"_type": "ClassLabel", "names": ["crane", "owl", "crane", "ox"]}}
+    put("a", [2, 0], twice)
+    put("b", [0, 1], twice)
+    with pytest.raises(DataError, match="column 'fine' has two classes called 'crane'"):
+        _ = Dataset(store.url, label="fine", cache=tmp_path).samples
+    put("a", [2, 0], features)
     put("b", [0, 4], features)
     with pytest.raises(DataError, match="column 'fine' has a label 4 and names for 4 classes only"):
         _ = Dataset(store.url, label="fine", cache=tmp_path).samples

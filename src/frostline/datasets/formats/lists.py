@@ -711,7 +711,7 @@ class _Notes:
         names = next(iter(self._classes)) if len(self._classes) == 1 else ()
         labels = None if said is None else encode_labels(said, names)
         named = names_of_columns([table for table, _ in self._named], [some for _, some in self._named])
-        found = replace(found, named=found.named | named)
+        found = replace(found, named=named)
         return _with_columns(found, self._columns, labels, used, tuple(self._left))
 
     def _divided(self) -> ListedSamples:

@@ -618,8 +618,6 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
     columns = columns_of_schema(schema, column)
     if columns is None:
         raise DataError(_lacks(object, schema, column))
-    if (name := first_twice(columns.classes)) is not None:
-        raise DataError(f"{object} has two classes called {name!r} in its table of classes: give each its own name")
     check_column_names(object, (*columns.about, *columns.lists))
     kind = None if columns.other is None else schema.field(columns.other).type
     if kind is not None and not is_list(kind):
@@ -731,7 +729,7 @@ def texts_of_labels(object: str, column: pa.ChunkedArray, classes: Sequence[str]
     """What a column of labels says, by the names that its numbers stand for where there are some.
 
     Raises:
-        DataError: a label is a number of no class, or no text in UTF-8.
+        DataError: a label is a number of no class, or no text in UTF-8, or two numbers have one name.
     """
     values = _without_nan(without_extension(column))
     if not classes or not _are_whole(values):
@@ -748,8 +746,10 @@ def named_labels(place: str, numbers: pa.ChunkedArray, classes: Sequence[str]) -
         classes: the names.
 
     Raises:
-        DataError: a number has no name.
+        DataError: a number has no name, or two have the same.
     """
+    if (twice := first_twice(classes)) is not None:
+        raise DataError(f"{place} has two classes called {twice!r} in its table of classes: give each its own name")
     greatest = pc.max(numbers).as_py()
     if greatest is not None and greatest >= len(classes):
         raise DataError(f"{place} has a label {greatest} and names for {len(classes)} classes only")
