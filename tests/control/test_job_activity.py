@@ -194,7 +194,7 @@ def test_nodes_that_failed_are_named_with_the_sums_of_all_processes_those_in_tro
     uses[4] = replace(uses[4], failures=1, trouble="no connection\n" * 20)
     uses[5] = replace(uses[5], retries=3)
     said = failures_of(uses)
-    assert [node.node for node in said] == ["http://e", "http://b", "http://f"], "nothing is said of those that are well"
+    assert [node.node for node in said] == ["http://e", "http://b", "http://f"], "and none of those that are well"
     assert (said[0].trouble[:14], len(said[0].trouble)) == ("no connection ", 128)
     assert len(failures_of([replace(use, failures=1) for use in uses])) == 4
     other = (NodeFailures(node="http://b", samples=2, failures=1), NodeFailures(node="http://g", retries=1))

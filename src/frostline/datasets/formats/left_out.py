@@ -144,7 +144,7 @@ def describe_left_out(url: str, found: Sequence[LeftOut]) -> SamplesLeftOut | No
 
 
 def log_losses(event: Event) -> None:
-    """Log what is left out, and nodes that were lost, as warnings: what happens to such events where nobody observes."""
+    """Log what is left out, and nodes that were lost, as warnings: so such events end where nobody observes."""
     if isinstance(event, SamplesLeftOut):
         _LOG.warning(event.reason)
     elif isinstance(event, NodeLost):

@@ -397,8 +397,8 @@ class ColumnRoles:
         about: paths of scalar columns beside them.
         lists: paths of columns of lists, maps and structs.
         left: columns that are none of these, such as other binary ones.
-        is_turned: Hugging Face's ``datasets`` reads the images, which turns them as their EXIF data says; of a copy, its
-            source is read so.
+        is_turned: Hugging Face's ``datasets`` reads the images, which turns them as their EXIF data says; of a copy of
+            ours, its source is read so.
         named: names that the numbers of other columns stand for, by what the column is called among metadata.
     """
 
@@ -471,7 +471,7 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
 
 
 def features_of(schema: pa.Schema) -> dict[str, Any]:
-    """What Hugging Face's ``datasets`` says of columns in a schema's metadata, by column; empty where it says nothing."""
+    """What a schema says of columns to Hugging Face's ``datasets``, by column; empty where it says nothing."""
     try:
         said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = said["info"]["features"]
