@@ -45,7 +45,17 @@ from frostline.training.objective import Objective, objective_of
 from frostline.training.recipe import Confusion, Unfreezing
 from frostline.training.report.report import Record, Report, RouteUsage, WorkLocation, versions
 from frostline.training.report.steps import StepRecorder, digests_of
-from frostline.training.run_config import REPORT, RunConfig, keep_report, own_folder, write_tensors, write_text
+from frostline.training.run_config import (
+    NETWORK,
+    REPORT,
+    RunConfig,
+    has_earlier_network,
+    keep_report,
+    own_folder,
+    unmark_network,
+    write_tensors,
+    write_text,
+)
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
@@ -684,6 +694,7 @@ def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
 
 # Without it transformers does not know whose names the tensors have.
 _MADE_BY = {"format": "pt"}
+_KEPT = "nothing was learned, so what lies there is what the run before has learned"
 
 
 def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) -> list[FrostlineError]:
@@ -699,7 +710,7 @@ def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) 
             write_text(out / "config.json", config)
 
     def write_report() -> None:
-        said = replace(report, not_written={name: str(error) for name, error in lost.items()})
+        said = replace(report, not_written=kept | {name: str(error) for name, error in lost.items()})
         write_text(out / REPORT, json.dumps(said.to_json(), indent=2) + "\n")
 
     def write_page() -> None:
@@ -713,16 +724,15 @@ def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) 
 
     def write_model() -> None:
         state = model.state_dict() if settings.job.lora is None else merged_state(model)
-        write_tensors(out / "model.safetensors", as_saved(model, state), _MADE_BY)
+        write_tensors(out / NETWORK, as_saved(model, state), _MADE_BY)
+        unmark_network(out)
 
+    network = {"head.safetensors": write_head, NETWORK: write_model, "config.json": write_config}
+    pages = {REPORT: write_report, "report.html": write_page}
+    is_kept = has_earlier_network(out) and not report.losses
+    kept = {name: _KEPT for name in network if is_kept and (out / name).exists()}
     lost = dict[str, UserError]()
-    for name, write in (
-        ("head.safetensors", write_head),
-        ("model.safetensors", write_model),
-        ("config.json", write_config),
-        (REPORT, write_report),
-        ("report.html", write_page),
-    ):
+    for name, write in (pages if is_kept else network | pages).items():
         try:
             write()
         except (OutOfSpace, SettingError) as error:
