@@ -4,6 +4,7 @@ Makes folders and files of caches that nobody but their user may read: they hold
 """
 
 import errno
+import json
 import logging
 import os
 import secrets
@@ -15,17 +16,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from frostline.core.errors import OutOfSpace, SettingError
-from frostline.core.system import __version__
+from frostline.core.system import __version__, crc32
 
 __all__ = (
     "FileCache",
     "append_line",
+    "checked_text",
     "is_full",
     "lock",
     "make_private",
     "make_private_file",
     "make_private_folder",
     "open_private",
+    "read_checked",
     "read_regular",
     "replace_file",
     "require_guarded",
@@ -273,6 +276,31 @@ def without_schema(value: object, number: int, what: str | Path, known: Iterable
             f"{what} has a field {unknown[:50]!r}, which none of schema {number} has: put back what Frostline wrote"
         )
     return {name: item for name, item in value.items() if name not in (_NUMBER, _VERSION)}
+
+
+_CHECKSUM = "crc32"
+
+
+def checked_text(value: Mapping[str, Any]) -> str:
+    """Fields as JSON with their checksum, for what stands beside pages of a table, which have theirs."""
+    return json.dumps({**value, _CHECKSUM: _checksum(value)})
+
+
+def read_checked(text: bytes) -> dict[str, Any]:
+    """What was written by ``checked_text``; nothing where it is damaged: a flipped bit would be another name of a class.
+
+    What was written before there were checksums is taken as it is.
+    """
+    try:
+        value = json.loads(text)
+        said = value.pop(_CHECKSUM, None)
+    except (AttributeError, RecursionError, TypeError, ValueError):
+        return {}
+    return value if said in (None, _checksum(value)) else {}
+
+
+def _checksum(value: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(value, sort_keys=True).encode())
 
 
 _MAX_FILES = 200

@@ -23,12 +23,12 @@ from frostline.core.errors import (
     SettingError,
     StoreError,
 )
-from frostline.core.files import warn_not_kept, with_schema, without_schema
+from frostline.core.files import checked_text, read_checked, warn_not_kept, with_schema, without_schema
 from frostline.datasets.formats.base import COLUMNS, ExternalReferences, Format, ListedSamples, ManifestColumns
 from frostline.datasets.formats.labels import split_names
 from frostline.datasets.formats.left_out import read_left_out
 from frostline.datasets.formats.ready import LAYOUT
-from frostline.datasets.mapped import ABOUT, StoreFile, about_in, about_text, copy_of, open_copy, opened_copy
+from frostline.datasets.mapped import ABOUT, StoreFile, copy_of, open_copy, opened_copy
 from frostline.ordering import Chosen
 from frostline.stores.local import FolderStore
 from frostline.stores.protocols import Buffer, Described, ObjectStore, Prunable, Readable
@@ -576,7 +576,7 @@ def write_manifest(table: pa.Table, about: Mapping[str, Any], sink: Any) -> None
         about: description of the manifest; see ``about_of``.
         sink: a file of Arrow's or Python's, open for writing.
     """
-    schema = pa.schema(map(_narrow, table.schema), {ABOUT: about_text(with_schema(about, _FORMAT))})
+    schema = pa.schema(map(_narrow, table.schema), {ABOUT: checked_text(with_schema(about, _FORMAT))})
     options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": _repeating(table)}
     with pq.ParquetWriter(sink, schema, **options) as writer:
         for group in _row_groups(table):
@@ -617,7 +617,7 @@ def read_manifest(data: bytes | memoryview) -> tuple[ManifestColumns, Mapping[st
         table = pq.ParquetFile(pa.py_buffer(data), page_checksum_verification=True).read(use_threads=False)
     except (pa.ArrowException, OSError):
         return None
-    about = about_in((table.schema.metadata or {}).get(ABOUT, b"{}"))
+    about = read_checked((table.schema.metadata or {}).get(ABOUT, b"{}"))
     return (ManifestColumns(table.combine_chunks()), about) if about and _has_columns(table.schema) else None
 
 

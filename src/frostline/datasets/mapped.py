@@ -19,20 +19,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frostline.core.errors import AccessDenied, OutOfSpace
-from frostline.core.files import make_private_folder, open_private, warn_not_kept
-from frostline.core.system import crc32
+from frostline.core.files import make_private_folder, open_private, read_checked, warn_not_kept
 from frostline.datasets.formats.base import COLUMNS, LabelSummary, ManifestColumns, label_column
 from frostline.ordering import count_labels, places_by_label
 from frostline.stores.local import error_of_system
 from frostline.stores.protocols import Readable
 
-__all__ = ("ABOUT", "StoreFile", "about_in", "about_text", "copy_of", "kept_copy", "open_copy", "opened_copy")
+__all__ = ("ABOUT", "StoreFile", "copy_of", "kept_copy", "open_copy", "opened_copy")
 
 _FORMAT = 1
 ABOUT = b"frostline.manifest"
-"""The key of what a manifest says of itself; see ``about_text``."""
+"""The key of what a manifest says of itself, as ``checked_text`` writes it."""
 
-_CHECKSUM = "crc32"
 _FOLDER = "mapped"
 _SAME_NAMES = b"frostline.names"
 _BATCH_ROWS = 1 << 18
@@ -42,25 +40,6 @@ _PLACES = "frostline.places"
 _MAX_CLASSES = 1 << 16
 # Whose places have four bytes each.
 _MAX_PLACES = 1 << 32
-
-
-def about_text(about: Mapping[str, Any]) -> str:
-    """What a manifest says of itself, as JSON with a checksum: pages of Parquet have theirs, and its schema has none."""
-    return json.dumps({**about, _CHECKSUM: _checksum(about)})
-
-
-def about_in(text: bytes) -> dict[str, Any]:
-    """The inverse of ``about_text``; nothing where it is damaged: a flipped bit would be another name of a class."""
-    try:
-        about = json.loads(text)
-        said = about.pop(_CHECKSUM, None)  # which earlier versions did not write
-    except (AttributeError, RecursionError, TypeError, ValueError):
-        return {}
-    return about if said in (None, _checksum(about)) else {}
-
-
-def _checksum(about: Mapping[str, Any]) -> int:
-    return crc32(json.dumps(about, sort_keys=True).encode())
 
 
 def copy_of(cache: Path, url: str, digest: str) -> Path:
@@ -79,7 +58,7 @@ def open_copy(path: Path) -> tuple[ManifestColumns, Mapping[str, Any]] | None:
             return None
         table = pa.Table.from_batches([reader.get_batch(0)])
         about = table.schema.metadata or {}
-        value = about_in(about[ABOUT])
+        value = read_checked(about[ABOUT])
         table, known = _without_known(table)
     except (FileNotFoundError, KeyError, ValueError, OSError, pa.ArrowException):
         return None
