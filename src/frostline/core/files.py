@@ -287,7 +287,7 @@ def checked_text(value: Mapping[str, Any]) -> str:
 
 
 def read_checked(text: bytes) -> dict[str, Any]:
-    """What was written by ``checked_text``; nothing where it is damaged: a flipped bit would be another name of a class.
+    """What was written by ``checked_text``; nothing where it is damaged: a bit may be a class of another name.
 
     What was written before there were checksums is taken as it is.
     """
