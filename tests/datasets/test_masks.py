@@ -35,6 +35,7 @@ from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry
 from support.formats import tar_of
 
+
 def test_masks_of_images_that_are_turned_are_checked_as_they_are_read(tmp_path):
     """Both lie on their side, in the way in which Hugging Face's datasets turns both."""
     exif = Image.Exif()

@@ -30,6 +30,7 @@ from frostline.core.errors import (
     AccessDenied,
     BadRequest,
     DataChanged,
+    DataError,
     DataNotFound,
     EmptyDataset,
     Forbidden,

@@ -192,9 +192,7 @@ class NamedSplits:
         try:
             about = without_schema(parse_json(text), _FORMAT, place, ("object", "nbytes"))
             data = bytes(store.read(str(about["object"]), 0, int(about["nbytes"])))
-            if about["object"] != self._object(data):  # a flipped bit would be a held-out sample that is trained on
-                raise ValueError(f"{about['object']} holds other bytes than were written")
-            return self._parsed(data)
+            return self._parsed(about["object"], data)
         except (*_ABSENT, ValueError, LookupError, TypeError, RecursionError, pa.ArrowException) as error:
             raise self._damage(store, error) from error
 
@@ -238,7 +236,9 @@ class NamedSplits:
     def _in_cache(self) -> FolderStore:
         return FolderStore(str(self._cache), is_private=True)
 
-    def _parsed(self, data: bytes) -> dict[str, Chosen]:
+    def _parsed(self, name: str, data: bytes) -> dict[str, Chosen]:
+        if name != self._object(data):  # a flipped bit would be a held-out sample that is trained on
+            raise ValueError(f"{name} holds other bytes than were written")
         table = pq.ParquetFile(pa.py_buffer(data)).read(use_threads=False)
         rows = zip(table["name"].to_pylist(), table["bits"], strict=True)
         return {name: Chosen(np.frombuffer(bits.as_buffer(), np.uint8), self._size) for name, bits in rows}

@@ -236,9 +236,7 @@ def _kind_of_lists(name: str, column: str, values: pa.ChunkedArray) -> TargetSpe
     return TargetSpec(name=name, column=column, kind=VECTOR, dtype=dtype, shape=(lengths["max"].as_py(),))
 
 
-def _multi_label(
-    declared: MultiLabel, spec: TargetSpec, values: pa.ChunkedArray, names: tuple[str, ...]
-) -> TargetSpec:
+def _multi_label(declared: MultiLabel, spec: TargetSpec, values: pa.ChunkedArray, names: tuple[str, ...]) -> TargetSpec:
     is_list = spec.kind == TEXTS or (spec.kind in (RAGGED, VECTOR) and spec.dtype == _INT and len(spec.shape) == 1)
     if not is_list:
         raise DataError(

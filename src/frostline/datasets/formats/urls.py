@@ -44,7 +44,15 @@ from frostline.datasets.formats.lists import (
     read_list,
     read_lists,
 )
-from frostline.datasets.formats.tables import SAID, TableFile, finish_table, known_parts, omissions_in, with_partitions
+from frostline.datasets.formats.tables import (
+    SAID,
+    TableFile,
+    finish_table,
+    known_parts,
+    names_of_columns,
+    omissions_in,
+    with_partitions,
+)
 from frostline.stores.local import base_url
 from frostline.stores.open import open_store
 from frostline.stores.protocols import (
