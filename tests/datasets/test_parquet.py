@@ -162,8 +162,8 @@ def test_another_column_of_classes_has_its_names_where_it_is_the_label(store, ki
             assert Dataset(copy, cache=tmp_path).classes == classes
             said = any("of fine a copy has the numbers, and not the names" in str(event) for event in happened)
             assert said == (is_said and format == "webdataset")
-        again = Dataset(tmp_path / "label-parquet", label="fine", cache=tmp_path)
-        assert (again.classes, again.samples.labels[:].tolist()) == (("z2", "a1", "m3", "nobody"), [2, 0, -1, -1])
+    again = Dataset(tmp_path / "label-parquet", label="fine", cache=tmp_path)
+    assert (again.classes, again.samples.labels[:].tolist()) == (("z2", "a1", "m3", "nobody"), [2, 0, -1, -1])
     put("b", [0, 1], {name: features[name] for name in ("image", "label")})
     assert Dataset(store.url, label="fine", cache=tmp_path).classes == ("0", "1", "2"), "not all files name them"
     turned = {**features, "fine": {"_type": "ClassLabel", "names": ["a1", "z2", "m3", "nobody"]}}
