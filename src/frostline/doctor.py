@@ -7,6 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -356,7 +357,7 @@ def _io_service(part: str, url: str, settings: LoaderSettings) -> Iterator[Findi
 
 
 _ASKED = 7
-_NODE_DEADLINE_S = 10.0
+_NODE_DEADLINE_S, _NODES_AT_ONCE = 10.0, 32
 # Object stores refuse requests whose time differs by more than 15 minutes; much less makes logs hard to read.
 _MAX_SKEW_S = 900.0
 _NOTED_SKEW_S = 30.0
@@ -396,6 +397,9 @@ def _examine_node(url: str, settings: LoaderSettings, data: str | None = None) -
         says=f"{health.hardware}, {in_bytes(health.memory_bytes)} of memory, round trip {in_seconds(round_trip_s)}; "
         f"samples are decoded {health.decoding or 'as it does not say'}",
     )
+    if health.trouble:
+        mend = "wait until it is ready, or look at its log and its stores"
+        yield Finding(part=part, level=PROBLEM, says=f"it is not ready: {health.trouble}", mend=mend)
     if data is not None and not any(is_within(data, root) for root in health.roots):
         yield Finding(
             part=part,
@@ -571,11 +575,11 @@ def examine(subject: ExaminedSetup, on_event: Observer) -> Iterator[Finding]:
 def _nodes(addresses: Sequence[str], settings: LoaderSettings, data: str | None, good: list[str]) -> Iterator[Finding]:
     """What is found at nodes; those with which a job can run are put into ``good``."""
     settings = replace(settings, deadline_s=_NODE_DEADLINE_S)
-    found: dict[str, list[Finding]] = {}
+    asked: dict[str, Iterator[Finding]] = {}
     for address in addresses:
         if address.startswith(SCHEME):
             examine, mend = partial(_io_service, f"node {address}", address, settings), "start it (frostline io)"
-            found[address] = list(attempt(f"node {address}", examine, mend=mend))
+            asked[address] = attempt(f"node {address}", examine, mend=mend)
             continue
         try:
             urls = listed_nodes((address,))
@@ -585,16 +589,18 @@ def _nodes(addresses: Sequence[str], settings: LoaderSettings, data: str | None,
         if not urls:
             mend = "start nodes, or mend the list"
             yield Finding(part=f"node {address}", level=PROBLEM, says="this list names no node", mend=mend)
+        mend = "start it there (frostline serve --data-root URL), or mend the address or FROSTLINE_TOKEN"
         for url in urls:
-            found[url] = list(
-                attempt(
-                    f"node {url}",
-                    partial(_examine_node, url, settings, data),
-                    mend="start it there (frostline serve --data-root URL), or mend the address or FROSTLINE_TOKEN",
-                )
-            )
+            asked[url] = attempt(f"node {url}", partial(_examine_node, url, settings, data), mend=mend)
+    found = _all_at_once(asked)
     good += [url for url, findings in found.items() if worst_level(findings) != PROBLEM]
     yield from _softened(found, good)
+
+
+def _all_at_once(asked: Mapping[str, Iterator[Finding]]) -> dict[str, list[Finding]]:
+    """The findings at some nodes, of which those that hang let nobody wait for longer than one of them does."""
+    with ThreadPoolExecutor(_NODES_AT_ONCE, "frostline-examine") as threads:
+        return dict(zip(asked, threads.map(list, asked.values()), strict=True))
 
 
 def _softened(found: Mapping[str, Sequence[Finding]], good: Sequence[str]) -> Iterator[Finding]:
@@ -609,9 +615,12 @@ def _softened(found: Mapping[str, Sequence[Finding]], good: Sequence[str]) -> It
 
 def _served(nodes: Sequence[str], settings: LoaderSettings, found: Sequence[Dataset]) -> Iterator[Finding]:
     """Ask each node for a sample of the data, as it is stored."""
-    said: dict[str, list[Finding]] = {}
-    for url, data in product(nodes, found):
-        said[url] = list(attempt(f"node {url}", partial(_one_sample, url, settings, data), mend=_UNREADABLE))
+    said = _all_at_once(
+        {
+            url: attempt(f"node {url}", partial(_one_sample, url, settings, data), mend=_UNREADABLE)
+            for url, data in product(nodes, found)
+        }
+    )
     yield from _softened(said, [url for url, findings in said.items() if worst_level(findings) != PROBLEM])
 
 

@@ -15,6 +15,7 @@ from frostline.stores.readahead import BlockReads
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
 __all__ = (
+    "NODE_COUNTS",
     "BesideTraining",
     "Cancellation",
     "CountsNodes",
@@ -125,6 +126,17 @@ class NodeUse:
     unreadable: int = 0
     damaged: int = 0
     trouble: str = ""
+
+
+NODE_COUNTS = {
+    "requests": "requests that were sent to one of several nodes",
+    "samples": "samples that it answered",
+    "retries": "requests of these that another node had failed",
+    "failures": "requests that broke, or that it refused",
+    "unreadable": "samples that it could not read, and another node could",
+    "damaged": "answers of it that did not come as they were sent",
+}
+"""What the counts of a ``NodeUse`` mean, as the metrics of a job and of an I/O service say it."""
 
 
 class Transport(Protocol):

@@ -31,6 +31,7 @@ def data(tmp_path_factory):
     (root / "unlabelled" / "new").mkdir(parents=True)
     for number, path in enumerate(paths):
         shutil.copy(path, root / "unlabelled" / "new" / f"{number:03}.jpg")
+    shutil.copy(paths[0], root / "unlabelled" / "loose.jpg")
     draw = np.random.default_rng(0)
     columns = {
         "image": [path.read_bytes() for path in paths],
@@ -85,6 +86,9 @@ def test_classes_and_their_probabilities_are_those_of_the_network(capsys, data, 
     np.testing.assert_allclose(table["probability"].to_numpy(), likely.numpy(), rtol=1e-5)
     assert summary["samples"] == len(images) == sum(summary["counts"].values())
     assert (summary["skipped"], summary["out"]) == (0, str(out))
+    [left] = summary["left_out"]
+    assert (left["reason"], left["total"], left["names"]) == ("in no class folder", 1, ["loose.jpg"])
+    assert json.loads((classified / "report.json").read_text())["left_out"] == []
 
 
 def test_a_table_goes_to_stdout_where_no_file_is_named(capsys, data, near, classified):

@@ -11,11 +11,13 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from frostline.cli.train import FREE, train
 from frostline.core.config import NodeSettings
+from frostline.core.errors import NodeUnreachable
 from frostline.core.files import write_errors
 from frostline.training.report.steps import RecordedSteps
 from frostline.training.run_config import own_folder, write_tensors
@@ -139,6 +141,26 @@ def test_a_full_disk_costs_a_run_what_does_not_fit_and_nothing_else(
     assert {name: again[name] for name in ALIKE} == {name: undisturbed[0][name] for name in ALIKE}
     assert (again["ended_by"], again["not_written"]) == (None, {})
     assert (out / "model.safetensors").read_bytes() == undisturbed[1]
+
+
+def test_what_a_run_learned_stays_until_the_next_one_in_its_folder_has_learned(
+    capsys, folder, near, tmp_path, monkeypatch
+):
+    how = ("--data", folder, *SMALL, *HOW, *near)
+    out = trained(tmp_path / "run", *how)
+    learned = {name: (out / name).read_bytes() for name in ("head.safetensors", "model.safetensors")}
+    predict = ("predict", "--run", out, *AGAIN, "--data", folder, *near, "--out", tmp_path / "said.csv")
+    with monkeypatch.context() as patched:
+        patched.setattr("frostline.training.run._Run.epochs", Mock(side_effect=NodeUnreachable("it is gone")))
+        code, _, err = run(capsys, "train", *how, "--out", out)
+    assert (code != 0, "it is gone" in err) == (True, True)
+    assert {name: (out / name).read_bytes() for name in learned} == learned
+    assert json.loads((out / "report.json").read_text())["not_written"].keys() == learned.keys()
+    code, _, err = run(capsys, *predict)
+    assert (code, "that which lies there is of the run before" in " ".join(err.split())) == (2, True)
+    assert run_json(capsys, "train", "--resume", out, *AGAIN)["not_written"] == {}
+    code, _, err = run(capsys, *predict)
+    assert code == 0, err
 
 
 def test_unreadable_checkpoints_end_with_a_sentence_and_stay_as_they_are(capsys, folder, near, tmp_path):

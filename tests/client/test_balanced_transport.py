@@ -396,6 +396,28 @@ def test_a_silent_node_is_seen_at_every_call_and_another_takes_over_once_it_is_l
     spread.close()
 
 
+def test_a_slow_node_is_held_against_the_others_and_not_against_itself():
+    now = [0.0]
+    spread = BalancedTransport([Scripted(), Scripted()], clock=lambda: now[0], names="ab")
+
+    def wait(number, seconds):
+        with spread.watch_wait(number, is_of_features=True):
+            now[0] += seconds
+
+    for _ in range(20):  # in turns, as where each owns a half of the samples
+        wait(0, 5.0)
+        wait(1, 0.1)
+    with spread.watch_wait(0, is_of_features=True), spread.watch_wait(1, is_of_features=True):
+        now[0] += 1.5
+        assert spread.silent_nodes(None) == ()
+        now[0] += 0.5
+        assert spread.silent_nodes(None) == ("a",), "20 s in six times the middle of all waits"
+        now[0] += 27.0
+        assert spread.silent_nodes(None) == ("a",)
+        now[0] += 2.0
+        assert spread.silent_nodes(None) == ("a", "b")
+
+
 def test_rows_that_came_before_a_node_fell_silent_are_no_sign_that_it_is_back():
     turns = LoadBalancer(2)
     turns.begin_request(0, 1.0)

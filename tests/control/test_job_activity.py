@@ -11,6 +11,7 @@ from frostline.control.messages import (
     Bottleneck,
     ControlledStage,
     JobActivity,
+    NodeFailures,
     PlanOutline,
     Prices,
     RecentRates,
@@ -26,8 +27,8 @@ from frostline.core.declared import read_declared
 from frostline.core.errors import BadRequest, SettingError
 from frostline.core.events import BatchDelivered, EpochStarted, WaitingForRows
 from frostline.datasets import Dataset
-from frostline.jobs.activity import ActivityMeter, PassProgress, outline_of, saved_bytes
-from frostline.transport import TransportStatistics
+from frostline.jobs.activity import ActivityMeter, PassProgress, failures_of, outline_of, saved_bytes
+from frostline.transport import NodeUse, TransportStatistics
 from support.images import image_folder
 
 PLAN = PlanOutline(names=("encoded", "pixels", "layer1"), nbytes=(900, 3000, 40), cut=2, codec="fp16")
@@ -42,6 +43,8 @@ ACTIVITY = JobActivity(
     wire_bytes=20_000,
     saved_bytes=-1.5,
     saved_s=-0.5,
+    retries=2,
+    nodes=(NodeFailures(node="http://a:7070", samples=300, retries=1, failures=4, trouble="it is silent"),),
     bottleneck=SLOW,
     plan=PLAN,
 )
@@ -54,7 +57,7 @@ def plain(activity):
 def test_what_a_job_keeps_counts_once_as_in_its_report(tmp_path):
     data = Dataset(image_folder(tmp_path, per_class=2), cache=tmp_path / "cache")
     stored = data.samples.encoded_bytes
-    done = SimpleNamespace(samples=5 * len(data), from_cache=4 * len(data), stall_s=0.0)
+    done = SimpleNamespace(samples=5 * len(data), from_cache=4 * len(data), stall_s=0.0, retries=0)
     meter = ActivityMeter(
         PassProgress(print),
         SimpleNamespace(statistics=lambda: done),
@@ -97,6 +100,11 @@ def test_what_is_said_is_read_again(activity):
         ("plan", {"names": ["a"], "nbytes": [1], "cut": 1, "codec": "exact"}),
         ("plan", {"names": [], "nbytes": [], "cut": 0, "codec": "exact"}),
         ("plan", {"names": "a", "nbytes": [1], "cut": 0, "codec": "exact"}),
+        ("retries", -1),
+        ("nodes", [{"node": "a"}] * 5),
+        ("nodes", [{"node": "a" * 129}]),
+        ("nodes", [{"node": "a", "trouble": "\n"}]),
+        ("nodes", [{"samples": 1}]),
     ],
 )
 def test_refuses_what_a_stranger_may_not_say(field, value):
@@ -108,7 +116,8 @@ def test_refuses_what_a_stranger_may_not_say(field, value):
 
 def test_the_longest_that_may_be_said_fits_a_report():
     longest = PlanOutline(names=("n" * 64,) * 64, nbytes=(2**52,) * 64, cut=63, codec="c" * 64)
-    activity = replace(ACTIVITY, plan=longest, bottleneck=replace(SLOW, says="×" * 512))
+    nodes = (NodeFailures(node="×" * 128, samples=2**52, retries=2**52, failures=2**52, trouble="t" * 128),) * 4
+    activity = replace(ACTIVITY, plan=longest, bottleneck=replace(SLOW, says="×" * 512), nodes=nodes)
     report = StageReport(stage="s" * 128, job="j" * 128, sequence=2**52, activity=activity)
     assert len(json.dumps(report.to_json())) < 16 << 10
 
@@ -172,8 +181,32 @@ def test_ranks_and_workers_add_up_and_the_one_that_waits_longest_says_why():
     assert found["stall_share"] == pytest.approx((0.25 + 0.75 + 0.25) / 3)
     assert found["bottleneck"]["says"] == "the slow rank"
     assert found["saved"] == {"bytes": -6.0, "seconds": -1.5, "money": None}
-    assert found["processes"] == 4
+    assert (found["processes"], found["retries"]) == (4, 4 * 2)
+    assert found["nodes"] == [
+        {"node": "http://a:7070", "samples": 4 * 300, "retries": 4, "failures": 4 * 4, "trouble": "it is silent"}
+    ]
     assert summarise_job([], [ACTIVITY], None) is None
+
+
+def test_nodes_that_failed_are_named_with_the_sums_of_all_processes_those_in_trouble_first():
+    uses = [NodeUse(url=f"http://{name}", requests=9, samples=8) for name in "abcdef"]
+    uses[1] = replace(uses[1], failures=9)
+    uses[4] = replace(uses[4], failures=1, trouble="no connection\n" * 20)
+    uses[5] = replace(uses[5], retries=3)
+    said = failures_of(uses)
+    assert [node.node for node in said] == ["http://e", "http://b", "http://f"], "and none of those that are well"
+    assert (said[0].trouble[:14], len(said[0].trouble)) == ("no connection ", 128)
+    assert len(failures_of([replace(use, failures=1) for use in uses])) == 4
+    other = (NodeFailures(node="http://b", samples=2, failures=1), NodeFailures(node="http://g", retries=1))
+    gone = (NodeFailures(node="http://g", failures=5, trouble="it was silent"),)
+    found = summarise_job([JobActivity(nodes=said), JobActivity(nodes=other)], [JobActivity(nodes=gone)], None)
+    assert [(node["node"], node["samples"], node["failures"], node["retries"]) for node in found["nodes"]] == [
+        ("http://e", 8, 1, 0),
+        ("http://b", 10, 10, 0),
+        ("http://g", 0, 5, 1),
+        ("http://f", 8, 0, 3),
+    ]
+    assert [bool(node["trouble"]) for node in found["nodes"]] == [True, False, False, False], "an end is no trouble"
 
 
 def test_money_is_that_of_bytes_and_of_hours_where_the_bandwidth_is_known():

@@ -148,7 +148,7 @@ def last_byte_of_ids(path):
     return (ids.dictionary_page_offset or ids.data_page_offset) + ids.total_compressed_size - 1
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other"])
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "other", "a class", "no JSON"])
 def test_a_damaged_manifest_is_rebuilt(tmp_path, damage):
     whole = rows(Dataset(str(fill(tmp_path)), manifest_location="data"))
     [path] = manifests(tmp_path)
@@ -159,7 +159,10 @@ def test_a_damaged_manifest_is_rebuilt(tmp_path, damage):
         "cut": good[:middle],
         "flipped": good[:middle] + bytes([good[middle] ^ 255]) + good[middle + 1 :],
         "other": b"PAR1" + bytes(100) + b"PAR1",
+        "a class": good.replace(b'"cat"', b'"cap"'),
+        "no JSON": good.replace(b'"cat"', b'"cat('),
     }[damage]
+    assert bad != good
     path.write_bytes(bad)
     again = Dataset(str(tmp_path))
     assert rows(again) == whole

@@ -59,15 +59,20 @@ def test_a_mapped_manifest_has_the_rows_of_one_in_memory(tmp_path):
         assert item.samples.encoded_bytes == plain.samples.encoded_bytes
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "other", "a class"])
 def test_a_damaged_copy_is_made_again(tmp_path, damage):
     data, cache = folder(tmp_path / "data"), tmp_path / "cache"
     whole = loaded(data, cache)
     path = copy_of(cache, open_store(str(data)).url, whole.digest)
     good = path.read_bytes()
     path.unlink()  # the one that is mapped stays as it was
-    path.write_bytes({"cut": good[: len(good) // 2], "empty": b"", "other": b"ARROW1" + bytes(64)}[damage])
-    assert columns(loaded(data, cache).samples) == columns(whole.samples)
+    other = good.replace(b'"cat"', b'"cap"')
+    assert other != good
+    path.write_bytes(
+        {"cut": good[: len(good) // 2], "empty": b"", "other": b"ARROW1" + bytes(64), "a class": other}[damage]
+    )
+    again = loaded(data, cache)
+    assert (columns(again.samples), again.classes) == (columns(whole.samples), whole.classes)
     assert path.read_bytes() == good
 
 

@@ -35,6 +35,25 @@ from frostline.stores.open import open_store
 from frostline.stores.protocols import Entry
 from support.formats import tar_of
 
+
+def test_masks_of_images_that_are_turned_are_checked_as_they_are_read(tmp_path):
+    """Both lie on their side, in the way in which Hugging Face's datasets turns both."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    columns = {}
+    for name, mode in (("image", "RGB"), ("mask", "L")):
+        file = BytesIO()
+        Image.new(mode, (60, 40)).save(file, "PNG", exif=exif)
+        columns[name] = [{"bytes": file.getvalue(), "path": None}]
+    features = {name: {"_type": "Image"} for name in columns}
+    table = pa.table(columns).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, tmp_path / "a.parquet")
+    data = Dataset(tmp_path)
+    pixels, mask = data.with_transform(imagenet(24))[0]
+    assert (pixels.shape, mask.shape) == ((3, 24, 24), (24, 24))
+    assert not check(data, null_observer, progress=tmp_path / "progress").unreadable
+
+
 LAYOUTS = {
     "two folders": ("images/1.jpg", "masks/1.png", ""),
     "an array": ("images/1.npy", "masks/1.npy", ""),

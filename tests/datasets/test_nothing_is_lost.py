@@ -98,6 +98,18 @@ def test_what_a_system_keeps_beside_files_is_no_sample_and_no_class(store, folde
         repack(Dataset(store.url, format="parquet"), f"memory://{uuid.uuid4()}", "original", on_event=print)
 
 
+@pytest.mark.parametrize("format", ["parquet", "ready"])
+def test_the_result_of_a_copy_says_what_of_its_source_is_no_sample(store, tmp_path, format):
+    put(store, "cat/1.jpg", "dog/1.jpg", "in.jpg")
+    source = Dataset(store.url)
+    if format == "ready":
+        done = ingest(source, tmp_path, Applied.to(imagenet(4), "uint8"), on_event=lambda _: None)
+    else:
+        done = repack(source, tmp_path, format, on_event=lambda _: None)
+    [left] = json.loads(json.dumps(done.to_json()))["left_out"]
+    assert left == {"what": "object", "reason": "in no class folder", "total": 1, "names": ["in.jpg"]}
+
+
 def test_what_lies_beside_samples_is_named_unless_it_belongs_to_them(store):
     store.write("a.tar", tar_of([("1.jpg", IMAGE), ("2.xcf", IMAGE), ("2.cls", b"3"), ("__meta__", b""), (".x", b"")]))
     put(store, "odd.jpg", "b.bin")

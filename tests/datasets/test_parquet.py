@@ -156,15 +156,115 @@ def test_another_column_of_classes_has_its_names_where_it_is_the_label(store, ki
         assert Dataset(store.url, cache=tmp_path).classes == ("zebra", "ant")
         assert Dataset(store.url, cache=tmp_path).column("fine").to_pylist() == [2, 0, -1, None]
     for label, classes, is_said in (("fine", data.classes, False), ("label", ("zebra", "ant"), True)):
-        happened = []
-        repack(Dataset(store.url, label=label, cache=tmp_path), tmp_path / label, "parquet", on_event=happened.append)
-        assert Dataset(tmp_path / label, cache=tmp_path).classes == classes
-        assert any("of fine a copy has the numbers, and not the names" in str(event) for event in happened) == is_said
+        for format in ("webdataset", "parquet"):
+            happened, copy = [], tmp_path / f"{label}-{format}"
+            repack(Dataset(store.url, label=label, cache=tmp_path), copy, format, on_event=happened.append)
+            assert Dataset(copy, cache=tmp_path).classes == classes
+            said = any("of fine a copy has the numbers, and not the names" in str(event) for event in happened)
+            assert said == (is_said and format == "webdataset")
+    again = Dataset(tmp_path / "label-parquet", label="fine", cache=tmp_path)
+    assert (again.classes, again.samples.labels[:].tolist()) == (("z2", "a1", "m3", "nobody"), [2, 0, -1, -1])
     put("b", [0, 1], {name: features[name] for name in ("image", "label")})
     assert Dataset(store.url, label="fine", cache=tmp_path).classes == ("0", "1", "2"), "not all files name them"
+    turned = {**features, "fine": {"_type": "ClassLabel", "names": ["a1", "z2", "m3", "nobody"]}}
+    put("b", [0, 1], turned)
+    for _ in range(2):  # as it was found again
+        for options in ({"label": "fine"}, {"targets": "fine"}):
+            with pytest.raises(DataError, match="'fine' stand for other names of classes in some files"):
+                _ = Dataset(store.url, cache=tmp_path, **options).targets
+        assert Dataset(store.url, cache=tmp_path).classes == ("zebra", "ant")
+    put("b", pa.nulls(2, pa.int64()), turned)
+    assert Dataset(store.url, label="fine", cache=tmp_path).classes == ("z2", "a1", "m3", "nobody"), "it has no numbers"
+    twice = {**features, "fine": {"_type": "ClassLabel", "names": ["crane", "owl", "crane", "ox"]}}
+    put("a", [2, 0], twice)
+    put("b", [0, 1], twice)
+    with pytest.raises(DataError, match="column 'fine' has two classes called 'crane'"):
+        _ = Dataset(store.url, label="fine", cache=tmp_path).samples
+    put("a", [2, 0], features)
     put("b", [0, 4], features)
     with pytest.raises(DataError, match="column 'fine' has a label 4 and names for 4 classes only"):
         _ = Dataset(store.url, label="fine", cache=tmp_path).samples
+
+
+OF_CLASSES = {"_type": "ClassLabel", "names": ["z2", "a1", "nobody"]}
+WAYS_OF_LISTS = {
+    "Sequence": {"_type": "Sequence", "feature": OF_CLASSES},
+    "List": {"_type": "List", "feature": OF_CLASSES},
+    "LargeList": {"_type": "LargeList", "feature": OF_CLASSES},
+    "list": [OF_CLASSES],
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("way", WAYS_OF_LISTS)
+@pytest.mark.parametrize("name", ["tags", "label"])
+def test_numbers_in_lists_and_structs_have_the_names_of_their_table_of_classes(store, tmp_path, kind, way, name):
+    feature = WAYS_OF_LISTS[way]
+    boxes = [{"category": [0, 1], "kind": 1, "n": 5}, {"category": [1], "kind": 0, "n": 6}]
+    features = {"image": {"_type": "Image"}, name: feature}
+    features["objects"] = {"category": feature, "kind": OF_CLASSES, "n": {"_type": "Value", "dtype": "int64"}}
+    if way == "Sequence":  # as of a list of structs, which datasets writes as a struct of lists
+        features["others"] = {"_type": "Sequence", "feature": {"kind": OF_CLASSES}}
+    table = pa.table({"image": [png(1), png(2)], name: [[0], [1, 0]], "objects": boxes, "others": [{"kind": [1]}] * 2})
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    sink = pa.BufferOutputStream()
+    if kind == "parquet":
+        pq.write_table(table, sink)
+    else:
+        sink.write(arrow_of(table, 1))
+    store.write(f"a.{kind}", sink.getvalue().to_pybytes())
+    for _ in range(2):  # as it was found again
+        for column in (name, "objects.category"):
+            data = Dataset(store.url, targets=fl.MultiLabel(column=column), cache=tmp_path)
+            [spec] = data.target_columns.specs
+            assert (spec.classes, spec.shape) == (("z2", "a1", "nobody"), (3,)), "also the one without samples"
+            assert data.targets.tolist() == ([[1, 0, 0], [1, 1, 0]] if column == name else [[1, 1, 0], [0, 1, 0]])
+            plain = Dataset(store.url, targets=column, cache=tmp_path)
+            assert plain.target_columns.specs[0].classes == ("z2", "a1", "nobody")
+        if name == "tags":
+            data = Dataset(store.url, label="objects.kind", cache=tmp_path)
+            assert (data.classes, data.samples.labels[:].tolist()) == (("z2", "a1", "nobody"), [1, 0])
+    happened = []
+    repack(Dataset(store.url, targets=(), cache=tmp_path), tmp_path / "copy", "parquet", on_event=happened.append)
+    [reason] = [event.reason for event in happened if "not the names" in str(event)]
+    assert "objects.category" in reason, "of lists, which are texts in a manifest"
+    assert not any(column in reason for column in ("objects.kind", "objects.n"))
+    copy = Dataset(tmp_path / "copy", label="objects.kind", cache=tmp_path)
+    assert copy.classes == ("z2", "a1", "nobody"), "a column of numbers carries its table"
+
+
+@pytest.mark.parametrize("kind", ["urls", "folders"])
+def test_a_list_in_parquet_has_the_names_of_its_table_of_classes(store, tmp_path, kind):
+    for row in range(3):
+        store.write(f"{'images/' if kind == 'folders' else ''}{row}.png", png(row))
+    names = [f"{row}.png" for row in range(3)]
+    table = pa.table({"file_name": names, "label": [1, -1, 0], "fine": [1, 0, 1], "tags": [[0], [], [1, 0]]})
+    features = {"label": OF_CLASSES, "fine": OF_CLASSES, "tags": [OF_CLASSES]}
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    store.write("metadata.parquet", sink.getvalue().to_pybytes())
+
+    def listed(**options):
+        return Dataset(store.url, cache=tmp_path, format=kind, **options)
+
+    for _ in range(2):  # as it was found again
+        for label, numbers in ((None, [1, -1, 0]), ("fine", [1, 0, 1])):
+            data = listed(label=label)
+            assert (data.classes, data.samples.labels[:].tolist()) == (("z2", "a1", "nobody"), numbers)
+        data = listed(targets=fl.MultiLabel(column="tags"))
+        assert data.target_columns.specs[0].classes == ("z2", "a1", "nobody")
+        assert data.targets.tolist() == [[1, 0, 0], [0, 0, 0], [1, 1, 0]]
+    plain = pa.table({"file_name": names, "label": [1, 3, 0]}).replace_schema_metadata(table.schema.metadata)
+    sink = pa.BufferOutputStream()
+    pq.write_table(plain, sink)
+    store.write("metadata.parquet", sink.getvalue().to_pybytes())
+    if kind == "urls":
+        with pytest.raises(DataError, match=r"metadata\.parquet has a label 3 and names for 3 classes only"):
+            _ = listed().samples
+    else:
+        [left] = listed().manifest.left_out
+        assert "has a label 3 and names for 3 classes only" in left.reason
 
 
 def test_a_label_that_no_class_has_gets_a_sentence(store):

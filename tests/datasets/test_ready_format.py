@@ -261,6 +261,18 @@ def test_writes_lost_parts_again_and_refuses_an_incomplete_format(images, tmp_pa
     assert fl.Dataset(tmp_path).samples.ids.tolist() == whole.samples.ids.tolist()
 
 
+@pytest.mark.parametrize("instead", [b'"Circle"', b'"circle('], ids=["another name", "no JSON"])
+def test_a_flipped_bit_in_the_name_of_a_class_is_noticed(images, tmp_path, instead):
+    made_ready(fl.Dataset(images), tmp_path, imagenet(32))
+    good = (tmp_path / TABLE).read_bytes()
+    bad = good.replace(b'"circle"', instead)
+    assert bad != good
+    (tmp_path / TABLE).chmod(0o644)
+    (tmp_path / TABLE).write_bytes(bad)
+    with pytest.raises(DataError, match="is damaged: run frostline ingest again"):
+        len(fl.Dataset(tmp_path))
+
+
 def test_an_object_damaged_at_the_same_size_is_made_again_when_all_is_verified(images, tmp_path):
     source = fl.Dataset(images)
     made_ready(source, tmp_path / "ready", imagenet(32), object_bytes=20_000)

@@ -468,6 +468,49 @@ def test_a_copy_that_is_read_with_other_pixels_says_so(tmp_path):
     assert not fl.Dataset(tmp_path / "copy-None").manifest.is_turned
 
 
+@pytest.mark.parametrize("orientation", [None, 3, 6])
+@pytest.mark.parametrize("side", [None, 24])
+@pytest.mark.parametrize("format", [*PACKERS, "ready"])
+def test_a_copy_of_images_that_are_not_turned_has_the_same_pixels(tmp_path, format, side, orientation):
+    """Of folders torchvision turns none; of a copy in Parquet, which says that it holds images, ``datasets`` would."""
+    ramp = np.add.outer(2 * np.arange(40), 3 * np.arange(56)).astype(np.uint8)
+    for name in ("a", "b"):
+        (tmp_path / "source" / name).mkdir(parents=True)
+        exif = Image.Exif()
+        exif[0x0112] = orientation or 1
+        Image.fromarray(ramp).save(tmp_path / "source" / name / "0.png", exif=exif)
+    source, said = fl.Dataset(tmp_path / "source"), []
+    steps = imagenet(24)
+    if format == "ready":
+        ingest(source, tmp_path / "copy", Applied.to(steps, "uint8"), on_event=said.append)
+    else:
+        copied(source, tmp_path / "copy", format, shorter_side=side, on_event=said.append)
+    copy = fl.Dataset(tmp_path / "copy", transform=steps)
+    expected = source.with_transform(steps)
+    for (pixels, label), (wanted, of_label) in zip(copy, expected, strict=True):
+        assert label == of_label
+        # Scaled twice, a ramp is about the same.
+        assert np.abs(pixels - wanted).max() < (0.5 if side and format != "ready" else 1e-6)
+    assert not [event for event in said if isinstance(event, SetupWarning)]
+
+
+def test_a_copy_in_parquet_of_images_that_are_turned_is_read_as_they_are(tmp_path):
+    file, said = BytesIO(), []
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 56, 3), np.uint8)).save(file, "PNG", exif=exif)
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a"])})
+    rows = {"image": [{"bytes": file.getvalue(), "path": None}], "label": [0]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "saved")
+    source = fl.Dataset(tmp_path / "saved", transform=imagenet(24))
+    copied(source, tmp_path / "copy", "parquet", on_event=said.append)
+    copy = fl.Dataset(tmp_path / "copy", transform=imagenet(24))
+    assert source.manifest.is_turned
+    assert copy.manifest.is_turned
+    assert np.array_equal(copy[0][0], source[0][0])
+    assert not [event for event in said if isinstance(event, SetupWarning)]
+
+
 @given(st.lists(st.integers(-1, 50), max_size=60), st.integers(1, 100), st.integers(1, 20))
 def test_parts_are_every_sample_in_order_within_their_bounds(lengths, max_bytes, max_rows):
     parts = divide_samples(np.array(lengths, np.int64), max_bytes=max_bytes, max_rows=max_rows)

@@ -294,7 +294,7 @@ def test_refuses_an_unknown_split(data, tmp_path):
         changed.save_splits({"train": data})
 
 
-@pytest.mark.parametrize("damage", ["cut off", "no JSON", "other fields", "gone", "deep", "short", "empty"])
+@pytest.mark.parametrize("damage", ["cut off", "no JSON", "other fields", "gone", "deep", "short", "empty", "a bit"])
 def test_splits_that_cannot_be_read_are_refused_by_name_and_stay(data, tmp_path, damage):
     path = Path(unquote(urlsplit(data.save_splits({"train": data.take(3), "test": data.take(2)})).path))
     [about] = path.parent.glob(f"{path.name[:16]}*.json")
@@ -303,6 +303,12 @@ def test_splits_that_cannot_be_read_are_refused_by_name_and_stay(data, tmp_path,
             path.write_bytes(path.read_bytes()[:100])
         case "gone":
             path.unlink()
+        case "a bit":
+            table = pq.read_table(path)
+            bits = [bytes([some[0] ^ 1, *some[1:]]) for some in table["bits"].to_pylist()]
+            pq.write_table(table.set_column(2, "bits", pa.array(bits, pa.large_binary())), path)
+            said = {**json.loads(about.read_bytes()), "nbytes": path.stat().st_size}
+            about.write_bytes(json.dumps(said).encode().ljust(256))
         case "short" | "empty":
             about.write_bytes(about.read_bytes()[: 100 if damage == "short" else 0])
         case _:

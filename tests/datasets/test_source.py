@@ -13,8 +13,9 @@ import pickle
 import random
 import socket
 import sys
+import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 
 import datasets
 import numpy as np
@@ -29,6 +30,7 @@ from frostline.core.errors import (
     AccessDenied,
     BadRequest,
     DataChanged,
+    DataError,
     DataNotFound,
     EmptyDataset,
     Forbidden,
@@ -40,7 +42,7 @@ from frostline.core.errors import (
     Unauthenticated,
     Unavailable,
 )
-from frostline.core.events import PhaseStarted, ProgressMade
+from frostline.core.events import NodeBack, NodeLost, PhaseStarted, ProgressMade
 from frostline.core.nouns import take_texts
 from frostline.datasets import source as strangers
 from frostline.datasets.check import check
@@ -245,7 +247,7 @@ def test_a_node_that_hangs_does_not_keep_others_from_listing(photos, node, tmp_p
 
 
 def test_a_list_of_nodes_that_all_hang_ends_within_one_bound_with_a_sentence(photos, tmp_path, monkeypatch):
-    for name, seconds in {"_READY_S": 0.05, "_HEAD_S": 0.1, "_SILENCE_S": 0.5, "_ALL_SILENT_S": 0.9}.items():
+    for name, seconds in {"_READY_S": 0.05, "_QUIET_S": 0.1, "_SILENCE_S": 0.5, "_ALL_SILENT_S": 0.9}.items():
         monkeypatch.setattr(strangers, name, seconds)
     with ExitStack() as stack:
         hanging = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
@@ -266,6 +268,62 @@ def test_a_ready_node_that_withholds_its_listing_stops_no_other(photos, node, tm
         assert time.monotonic() - started < 20
 
 
+@contextmanager
+def node_that_begins_to_list(beats):
+    """A node that says that it lists, shows so often that it is there, and then nothing; its connections stay."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    line = b'{"event":"phase","name":"listing the data"}\n'
+    ended, held = threading.Event(), []
+
+    def serve(listening):
+        with suppress(OSError):
+            while True:
+                peer, _ = listening.accept()
+                held.append(peer)
+                peer.recv(1 << 16)
+                peer.sendall(head + b"%x\r\n%s\r\n" % (len(line), line))
+                for _ in range(beats):
+                    ended.wait(0.1)
+                    peer.sendall(b"1\r\n\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            ended.set()
+            listening.shutdown(socket.SHUT_RDWR)
+    for peer in held:
+        peer.close()
+
+
+@pytest.mark.parametrize("beats", [0, 5])
+def test_a_node_that_stops_while_it_lists_is_named_and_left_for_another(
+    photos, node, tmp_path, monkeypatch, caplog, beats
+):
+    monkeypatch.setattr(strangers, "_is_ready", lambda _: True)
+    monkeypatch.setattr(strangers, "_QUIET_S", 0.5)
+    for options in ({}, {"on_event": (events := []).append}):
+        with node_that_begins_to_list(beats) as silent:
+            began = time.monotonic()
+            assert len(fl.Dataset(photos, near=(silent, node.url), cache=tmp_path, **options)) == 36
+            assert time.monotonic() - began < 10, "not the thirty seconds for which an only node is waited for"
+    [lost] = [event for event in events if isinstance(event, NodeLost | NodeBack)]
+    assert (lost.url, "said nothing for too long" in lost.reason) == (silent, True)
+    [line] = [record.getMessage() for record in caplog.records if "asked nothing for now" in record.getMessage()]
+    assert "said nothing for too long" in line
+
+
+def test_a_node_that_lists_where_no_other_does_is_back(photos, node, tmp_path, monkeypatch):
+    monkeypatch.setattr(strangers, "_is_ready", lambda _: True)
+    monkeypatch.setattr(strangers, "_QUIET_S", 1e-3)  # so that the first one is given up before it can list
+    events = []
+    data = fl.Dataset(photos, near=(node.url, "http://127.0.0.1:9"), cache=tmp_path, on_event=events.append)
+    assert len(data) == 36
+    said = [(type(event), event.url) for event in events if isinstance(event, NodeLost | NodeBack)]
+    assert said == [(NodeLost, node.url), (NodeLost, "http://127.0.0.1:9"), (NodeBack, node.url)]
+
+
 def test_what_one_node_has_lost_another_one_lists(node, tmp_path, photos, monkeypatch):
     monkeypatch.setattr(strangers, "_is_ready", lambda _: True)  # it does not know it
     failed = b'{"event":"failed","error":"DataNotFound","message":"there is nothing at that place"}\n'
@@ -273,6 +331,18 @@ def test_what_one_node_has_lost_another_one_lists(node, tmp_path, photos, monkey
         assert len(fl.Dataset(photos, near=(lost, node.url), cache=tmp_path)) == 36
         with pytest.raises(DataNotFound, match="nothing at that place"):
             len(fl.Dataset(photos, near=lost, cache=tmp_path / "other"))
+
+
+def test_what_one_node_finds_damaged_another_one_is_asked_for(node, tmp_path, photos, monkeypatch):
+    monkeypatch.setattr(strangers, "_is_ready", lambda _: True)
+    damaged = b'{"event":"failed","error":"DataError","message":"a.tar is cut off"}\n'
+    changed = b'{"event":"failed","error":"DataChanged","message":"it is another"}\n'
+    with stranger(damaged) as one, stranger(damaged) as other, stranger(changed) as third:
+        assert len(fl.Dataset(photos, near=(one, node.url), cache=tmp_path)) == 36
+        with pytest.raises(DataError, match=r"a\.tar is cut off"):
+            len(fl.Dataset(photos, near=(one, other, node.url), cache=tmp_path / "two"))
+        with pytest.raises(DataChanged, match="it is another"):
+            len(fl.Dataset(photos, near=(third, node.url), cache=tmp_path / "three"))
 
 
 def test_links_that_lead_out_of_the_roots_are_not_followed(tmp_path, photos):

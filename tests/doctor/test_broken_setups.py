@@ -1,13 +1,16 @@
 """Set-ups that cannot work, each made for real: the examination names what is broken, and what to change."""
 
 import json
+import socket
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from PIL import Image
 
+from frostline import doctor
 from frostline.control.settings import ControlTenant
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import SettingError
@@ -202,6 +205,24 @@ def test_a_node_of_another_version():
         finding = the_one(found(nodes=(url,)), "node")
     assert "7.3.1" in finding.says
     assert "one version" in finding.mend
+
+
+def test_a_node_that_is_not_ready():
+    with answering({**HEALTH, "trouble": "draining"}) as url, answering(HEALTH) as other:
+        finding = the_one(found(nodes=(url,)), "node")
+        assert (finding.level, finding.says) == (PROBLEM, "it is not ready: draining")
+        assert the_one(found(nodes=(url, other)), "node").level == WARNING
+
+
+def test_nodes_that_hang_let_nobody_wait_for_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(doctor, "_NODE_DEADLINE_S", 1.0)
+    with ExitStack() as stack:
+        hanging = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(8)]
+        urls = tuple(f"http://127.0.0.1:{each.getsockname()[1]}" for each in hanging)
+        began = time.monotonic()
+        findings = found(nodes=urls)
+        assert time.monotonic() - began < 6
+    assert [finding.part for finding in findings if finding.level == PROBLEM] == [f"node {url}" for url in urls]
 
 
 def test_a_server_that_is_no_node():

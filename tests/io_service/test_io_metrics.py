@@ -2,17 +2,22 @@
 
 import socket
 import threading
+import time
 from contextlib import ExitStack, closing
+from types import SimpleNamespace
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from frostline.core.config import NodeSettings
+from frostline.control.reporter import ControlLink
+from frostline.core.config import IoSettings, NodeSettings
 from frostline.core.errors import SettingError
-from frostline.io_service.start import serve_metrics
+from frostline.io_service.start import IoCollector, controlled_service, listen_at, serve_metrics, unnamed_address
 from frostline.node import Node
+from frostline.transport import NODE_COUNTS, NodeUse
+from support.control_planes import control_plane
 from support.dashboards import check_queries
 from support.metric_pages import listed, scraped
 from support.nodes import joined, make_images, request, samples_of
@@ -57,6 +62,24 @@ def test_they_count_what_the_service_did_and_each_is_on_the_page(tmp_path):
     assert values["frostline_io_samples"] == [totals["samples"]] == [8]
     assert values["frostline_io_cache_hits"] == [4]
     assert values["frostline_io_job_processes"] == [1]
+
+
+def test_they_count_by_node_what_was_asked_of_each(tmp_path):
+    sick = NodeUse(url="http://a:1", requests=5, samples=40, failures=2, damaged=1, trouble="it says nothing")
+    uses = (sick, NodeUse(url="http://b:1", requests=7, samples=50, retries=2, unreadable=3))
+    several = SimpleNamespace(uses=lambda: uses)
+    with (
+        control_plane(tmp_path, time.time) as (plane, _),
+        listen_at(unnamed_address()) as listening,
+        controlled_service(several, IoSettings(), listening, ControlLink(f"{plane}?job=machine", None)) as service,
+    ):
+        families = {family.name: family for family in IoCollector(service.statistics).collect()}
+    for name in NODE_COUNTS:
+        counted = families[f"frostline_io_node_{name}"].samples
+        assert [(sample.labels["node"], sample.value) for sample in counted] == [
+            (use.url, getattr(use, name)) for use in uses
+        ]
+    assert [sample.value for sample in families["frostline_io_node_lost"].samples] == [1, 0]
 
 
 @pytest.mark.parametrize("address", ["9101", ":9101", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:http"])

@@ -1,9 +1,11 @@
 """Whole jobs through an I/O service: the same rows and losses, read once, also when it is killed."""
 
 import json
+import logging
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
@@ -18,7 +20,7 @@ from frostline.io_service.handler import Upstream
 from frostline.io_service.start import start_io
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
-from support.nodes import until
+from support.nodes import stop, until
 from support.services import python
 
 
@@ -115,6 +117,19 @@ def test_a_job_goes_on_after_its_service_was_killed_and_started_again(folder, no
                     again.start()
             again.join()  # who ends the service must know it
             assert sorted(ids) == sorted(data.samples.ids.tolist())
+
+
+def test_a_service_names_its_only_node_within_seconds_where_that_one_hangs(node, caplog):
+    caplog.set_level(logging.INFO, "frostline.io")
+    with Upstream(near=(node.url,)).connect() as upstream, ThreadPoolExecutor(1) as pool:
+        try:
+            stop(node.pid)
+            asked = pool.submit(upstream.health)
+            until(lambda: f"{node.url} is waited for: " in caplog.text, 15)
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+        assert asked.result(60).roots
+        until(lambda: f"{node.url} answers again" in caplog.text)
 
 
 def test_ends_with_one_sentence_where_the_io_service_stays_away(folder, node):

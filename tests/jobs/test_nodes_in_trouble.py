@@ -172,6 +172,10 @@ def test_a_job_behind_an_io_service_whose_node_is_in_trouble_goes_on(folder, und
         start_io(Upstream(near=tuple(nodes)), IoSettings(memory_bytes=64 << 20)) as service,
     ):
         batches, told, _, longest_s = disturbed(folder, service.url, way, trouble, 2)
+        with closing(service.transport()) as watching:
+            uses = {use["url"]: use for use in watching.service_statistics()["nodes"]}
+    assert uses.keys() == set(nodes)
+    assert any(uses[way.url][name] for name in ("failures", "unreadable", "damaged", "trouble"))
     assert same(batches, undisturbed)
     assert longest_s < STANDSTILL_S
     assert not [event for event in told if isinstance(event, SampleSkipped)]

@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import frostline as fl
-from frostline.control.messages import Bottleneck, ControlledStage, JobActivity, PlanOutline
+from frostline.control.messages import Bottleneck, ControlledStage, JobActivity, NodeFailures, PlanOutline
 from frostline.control.shares import Amounts
 from frostline.core.audit import AuditLog
 from frostline.core.config import LoaderSettings, NodeSettings
@@ -147,6 +147,8 @@ ACTIVITY = JobActivity(
     wire_bytes=2_000,
     saved_bytes=5e6,
     saved_s=90.0,
+    retries=3,
+    nodes=(NodeFailures(node="http://<b>a", samples=9, retries=1, failures=2, trouble="it is silent"),),
     bottleneck=Bottleneck(held_back_by="the link", says="held back by <b>the link</b>", gain=2.0),
     plan=PlanOutline(names=("encoded", "<i>pixels</i>", "layer1"), nbytes=(900, 3000, 40), cut=1, codec="fp16"),
 )
@@ -242,7 +244,10 @@ def test_axe_finds_nothing_of_weight(tmp_path, images, monkeypatch):
         "samples": 14,
         "wire_bytes": 2000,
         "saved": 5e6,
+        "retries": 3,
     }
+    failed = "3 requests made again · http://<b>a: 2 failed, 1 taken over from others, in trouble: it is silent"
+    assert failed in unescape(re.sub(r"</?data[^>]*>", "", card))
     assert "held back by &lt;b&gt;the link&lt;/b&gt;" in card
     assert "<title>&lt;i&gt;pixels&lt;/i&gt;: 3.00 kB</title>" in card
     assert re.findall(r'<rect class="(\w+)"', card) == ["store", "store", "trainer"]

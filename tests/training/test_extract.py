@@ -163,9 +163,10 @@ def test_parts_of_another_extraction_are_not_mixed_in(tmp_path):
     out, ranges = tmp_path / "f.parquet", Ranges(rows=10, rows_per_part=4)
     first = Parts(out, {"features": "a"}, ids.take, ranges)
     (tmp_path / ".f.parquet.parts" / "000001.parquet").write_bytes(b"left over")
-    Parts(out, {"features": "a"}, ids.take, ranges)
+    again = Parts(out, {"features": "a"}, ids.take, ranges)
     assert len(list((tmp_path / ".f.parquet.parts").iterdir())) == 2
-    Parts(out, {"features": "b"}, ids.take, ranges)
+    other = Parts(out, {"features": "b"}, ids.take, ranges)
+    assert [parts.has_replaced for parts in (first, again, other)] == [False, False, True]
     assert len(list((tmp_path / ".f.parquet.parts").iterdir())) == 1
     first.remove()
     assert not list(tmp_path.iterdir())

@@ -5,6 +5,8 @@ import math
 
 import pytest
 
+from frostline.jobs.statistics import sum_uses
+from frostline.transport import NodeUse
 from support.plans import a_costless_plan, a_plan
 from support.reports import a_report
 
@@ -53,3 +55,13 @@ def test_reports_the_whole_plan_and_its_changes():
 
 def test_a_rate_without_bound_becomes_null():
     assert a_report(plan=a_costless_plan()).to_json()["plan"]["samples_per_s"] is None
+
+
+def test_nodes_of_a_run_in_stages_have_the_sums_of_all_and_the_trouble_of_the_last():
+    first = (NodeUse(url="a", requests=2, samples=8, failures=1, trouble="it is silent"), NodeUse(url="b", retries=1))
+    second = (NodeUse(url="a", requests=3, samples=9, damaged=1, unreadable=2), NodeUse(url="c", requests=1))
+    assert sum_uses([first, second]) == (
+        NodeUse(url="a", requests=5, samples=17, failures=1, damaged=1, unreadable=2),
+        NodeUse(url="b", retries=1),
+        NodeUse(url="c", requests=1),
+    )

@@ -15,6 +15,7 @@ from frostline.core.config import check_minimums
 from frostline.core.units import metric_name
 from frostline.jobs import Job, JobStatistics
 from frostline.jobs.activity import saved_bytes
+from frostline.transport import NODE_COUNTS
 
 __all__ = (
     "DIAGNOSIS",
@@ -248,16 +249,6 @@ _COUNTERS = {
 }
 
 
-_OF_NODES = {
-    "requests": "requests that were sent to one of several nodes",
-    "samples": "samples that it answered",
-    "retries": "requests of these that another node had failed",
-    "failures": "requests that broke, or that it refused",
-    "unreadable": "samples that it could not read, and another node could",
-    "damaged": "answers of it that did not come as they were sent",
-}
-
-
 class JobCollector(Collector):
     """Metrics of a job for Prometheus, named like a node's, with the prefix ``frostline_job_``.
 
@@ -278,7 +269,7 @@ class JobCollector(Collector):
             yield CounterMetricFamily(f"frostline_job_{metric_name(name)}", meaning, value=getattr(done, name))
         yield CounterMetricFamily("frostline_job_skipped", "samples that could not be read", value=len(done.skipped))
         yield _routed(done)
-        for name, meaning in _OF_NODES.items():
+        for name, meaning in NODE_COUNTS.items():
             family = CounterMetricFamily(f"frostline_job_node_{name}", meaning, labels=["node"])
             for use in done.nodes:
                 family.add_metric([use.url], getattr(use, name))

@@ -17,7 +17,7 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import SettingError
 from frostline.core.system import imports_stay
 from frostline.core.units import in_bytes, in_seconds
-from frostline.training.run_config import RunConfig
+from frostline.training.run_config import NETWORK, RunConfig, has_earlier_network
 from frostline.training.settings import ExtractSettings, JobSettings, is_factory
 from frostline.wire.recipes import LOSSES, TASKS
 
@@ -105,7 +105,6 @@ def _not_finite(done: "Extracted | Predictions") -> str:
 
 
 _SUFFIXES = (".csv", ".parquet")
-_MODEL = "model.safetensors"
 # Options of the run that say what its network is and how samples become its input, and their types.
 _OF_THE_RUN = {
     "column": str,
@@ -211,10 +210,12 @@ def _settings(
         SettingError: The folder has no run, the run has not ended, or its network is another one or runs code.
     """
     config = RunConfig.read(run)
-    weights = run / _MODEL
-    if not weights.exists():
+    weights = run / NETWORK
+    if not weights.exists() or has_earlier_network(run):
+        other = "; that which lies there is of the run before" if weights.exists() else ""
         raise SettingError(
-            f"the run in {run} has no {_MODEL}, which is written when it ends: end it (frostline train --resume {run})"
+            f"the run in {run} has no {NETWORK}, which is written when it ends{other}: end it (frostline train "
+            f"--resume {run})"
         )
     of_the_run = {name: config.options[name] for name in _OF_THE_RUN if config.options.get(name) is not None}
     strange = [name for name, value in of_the_run.items() if type(value) is not _OF_THE_RUN[name]]

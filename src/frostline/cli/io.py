@@ -86,7 +86,7 @@ _setting = partial(setting_option, IoSettings)
     type=click.IntRange(min=1),
     help="Number of samples requested from a store at once when --data-root is given; more hides a longer round trip.",
 )
-@click.option("--status", is_flag=True, help="Show the running service: its jobs, bytes being fetched and cache hits.")
+@click.option("--status", is_flag=True, help="Show the running service: jobs, bytes being fetched, hits and nodes.")
 @click.option(
     "--metrics",
     "metrics_address",
@@ -210,9 +210,13 @@ def _say_status(url: str, *, as_json: bool) -> None:
         for job, state in found["jobs"].items()
     ]
     print_table("Jobs", ("job", "processes", "expected bytes", "held bytes", "waiting"), rows, left=(0, 1))
+    if found["nodes"]:
+        rows = [(use["url"], *(f"{use[name]:,}" for name in _OF_NODES), use["trouble"]) for use in found["nodes"]]
+        print_table("Nodes", ("node", *_OF_NODES, "trouble"), rows, left=(0, len(_OF_NODES) + 1))
 
 
 _COLUMNS = ("expected_bytes", "lent_bytes", "waiting")
+_OF_NODES = ("requests", "samples", "retries", "failures", "unreadable", "damaged")
 
 
 def _totals(found: dict[str, Any]) -> Iterator[tuple[str, str]]:

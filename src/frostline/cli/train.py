@@ -23,7 +23,7 @@ from frostline.core.units import METRICS, in_bytes, in_percent, in_rate, in_scor
 from frostline.planning import ALL_IN_STORE
 from frostline.planning.replanning import NOTHING_YET
 from frostline.training.report.report import Report, RouteUsage, recipe_in_words
-from frostline.training.run_config import REPORT, RunConfig, require_ended
+from frostline.training.run_config import REPORT, RunConfig, has_earlier_network, require_ended
 from frostline.training.settings import JobSettings, TrainSettings, is_factory
 from frostline.wire.recipes import LOSSES, METRICS_OF, OPTIMIZERS, SCHEDULES, TASKS
 
@@ -336,7 +336,11 @@ def _print_report(report: Report, out: Path | None) -> None:
         say(f"not cut as it stands: {report.fallback}")
     print_table("Interrupted" if report.interrupted else "Done", ("", ""), rows)
     if out is not None:
-        say(f"Written to {out}: head.safetensors, model.safetensors, report.json, report.html")
+        say(f"Written to {out}: {_STAYS if has_earlier_network(out) else _ALL_FILES}")
+
+
+_ALL_FILES = "head.safetensors, model.safetensors, report.json, report.html"
+_STAYS = "report.json, report.html; nothing was learned, so the network of the run before stays as it is"
 
 
 def _first_step(report: Report) -> str:

@@ -36,8 +36,8 @@ __all__ = (
 )
 
 
-# A wait is that of a stuck node where it is longer than this, and than so many times the median of the last ones: the
-# first are longer, since a node makes the network ready in them.
+# A wait is that of a stuck node where it is longer than this, and than so many times the median of the last ones at the
+# others: the first are longer, since a node makes the network ready in them, and a slow node's own say nothing.
 _STUCK_S, _STUCK_TIMES, _LAST_WAITS = 1.8, 6.0, 256
 # A node that is away is tried again after so long: soon enough for one that restarts, rare enough for one that is gone.
 _AWAY_S = 2.0
@@ -104,7 +104,7 @@ class BalancedTransport:
         self._lacking: set[tuple[int, str]] = set()
         self._sending: set[tuple[int, str]] = set()
         self._waits: dict[object, tuple[int, float, bool]] = {}
-        self._last_waits = deque[float](maxlen=_LAST_WAITS)
+        self._last_waits = deque[tuple[int, float]](maxlen=_LAST_WAITS)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -148,16 +148,23 @@ class BalancedTransport:
         """Names of the members for which a thread has waited for longer than that since they said anything.
 
         Args:
-            longer_than_s: seconds; None for a wait for features that is far longer than the last ones were.
+            longer_than_s: seconds; None for a wait for features that is far longer than the last ones at others were.
         """
-        is_of_features, last = longer_than_s is None, tuple(self._last_waits)
-        if longer_than_s is None:
-            longer_than_s = max(_STUCK_S, _STUCK_TIMES * median(last)) if last else math.inf
-        since = self._clock() - longer_than_s
-        waits = tuple(self._waits.values())
-        numbers = {number for number, began, of_features in waits if began < since and of_features >= is_of_features}
+        now = self._clock()
+        numbers = {
+            number
+            for number, began, is_of_features in tuple(self._waits.values())
+            if (is_of_features or longer_than_s is not None)
+            and now - began > (self._stuck_after_s(number) if longer_than_s is None else longer_than_s)
+        }
         with self._lock:
             return tuple(self._names[number] for number in sorted(numbers.intersection(self._turns.members)))
+
+    def _stuck_after_s(self, number: int) -> float:
+        """How long a thread may wait for features of a node, by the last waits at others, or by all without those."""
+        last = tuple(self._last_waits)
+        waits = [wait_s for other, wait_s in last if other != number] or [wait_s for _, wait_s in last]
+        return max(_STUCK_S, _STUCK_TIMES * median(waits)) if waits else math.inf
 
     def lose(self, name: str, error: FrostlineError, again_s: float | None = None) -> None:
         """Ask a node nothing more until it joins again, and free whoever waits for it; another takes over.
@@ -338,7 +345,7 @@ class BalancedTransport:
         finally:
             del self._waits[mark]
         if is_of_features:
-            self._last_waits.append(self._clock() - began)
+            self._last_waits.append((number, self._clock() - began))
 
     def note_failure(self, number: int, error: FrostlineError) -> None:
         """Note that a node, or its store, did not answer; one that refused what another gave is left out a while."""

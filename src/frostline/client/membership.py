@@ -502,7 +502,7 @@ def connect_balanced(
         membership.close()
 
 
-_STUCK = NodeUnreachable("it says that it is there, and does not answer what it is asked")
+_STUCK = NodeUnreachable("it says that it is there, and keeps what it is asked for far longer than others do")
 _SLOW = NodeUnreachable("it was not there when the job began")
 
 

@@ -14,7 +14,7 @@ from frostline.control.reporter import ControlLink, ControlReporter, Measured, R
 from frostline.control.shares import Amounts, Pace, Used
 from frostline.core import FeatureBatch
 from frostline.profiles import Profile
-from frostline.transport import Cancellation, Transport, TransportStatistics
+from frostline.transport import Cancellation, CountsNodes, NodeUse, Transport, TransportStatistics
 from frostline.tuning import Setting
 from frostline.wire.messages import FeatureRequest, Health, ProfileRequest
 
@@ -306,6 +306,10 @@ class PacedTransport:
     def statistics(self) -> TransportStatistics:
         """See ``Transport.statistics``."""
         return self._transport.statistics()
+
+    def uses(self) -> tuple[NodeUse, ...]:
+        """See ``CountsNodes``; nothing where it is the way to one node alone."""
+        return self._transport.uses() if isinstance(self._transport, CountsNodes) else ()
 
     def break_off(self) -> None:
         """See ``Transport.break_off``."""

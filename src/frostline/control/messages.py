@@ -19,6 +19,8 @@ __all__ = (
     "KINDS",
     "MAX_BLOCKS",
     "MAX_NAME",
+    "MAX_NODES",
+    "MAX_NODE_TEXT",
     "MAX_SENTENCE",
     "Bottleneck",
     "ControlAnswer",
@@ -27,6 +29,7 @@ __all__ = (
     "JobActivity",
     "JobSummary",
     "JobView",
+    "NodeFailures",
     "PlanOutline",
     "Prices",
     "RecentRates",
@@ -47,7 +50,12 @@ MAX_NAME = 64
 MAX_SENTENCE = 512
 """Characters of a sentence at most."""
 
+MAX_NODES, MAX_NODE_TEXT = 4, 128
+"""Nodes that failed requests, of which a report names the worst, and characters of a URL and of a trouble."""
+
 _MAX_COUNT = 2**52
+# Of all processes of a job together.
+_MAX_NODES_SHOWN = 16
 _Sum = Annotated[int, Within(0, _MAX_COUNT)]
 _Rate = Annotated[float, Within(0, _MAX_COUNT)]
 _Difference = Annotated[float, Within(-_MAX_COUNT, _MAX_COUNT)]
@@ -92,6 +100,25 @@ class PlanOutline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFailures:
+    """One of several nodes that failed requests of a process, or took over those that others had failed.
+
+    Attributes:
+        node: its URL.
+        samples: samples that it answered.
+        retries: requests to it that another node had failed.
+        failures: requests to it that broke, or that it refused.
+        trouble: beginning of the reason why it is asked nothing, or less, for now; empty where it is well.
+    """
+
+    node: Annotated[str, Sized(0, MAX_NODE_TEXT, is_printable=True)]
+    samples: _Sum = 0
+    retries: _Sum = 0
+    failures: _Sum = 0
+    trouble: Annotated[str, Sized(0, MAX_NODE_TEXT, is_printable=True)] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobActivity:
     """What one process of a job says of it. Sums are since the process began, and of this process alone.
 
@@ -107,6 +134,8 @@ class JobActivity:
             larger than the samples.
         saved_s: seconds in which the link, at its measured bandwidth, would have moved ``saved_bytes``. They are the
             link's: a loop that never waits for it is no sooner done. None where the bandwidth is not known.
+        retries: requests made again, because they failed.
+        nodes: up to four nodes that failed some, those in trouble first.
         bottleneck: the part that holds the job back; None where this report does not say.
         plan: the plan; None where this report does not say.
     """
@@ -120,6 +149,8 @@ class JobActivity:
     wire_bytes: _Sum = 0
     saved_bytes: _Difference = 0.0
     saved_s: _Difference | None = None
+    retries: _Sum = 0
+    nodes: Annotated[tuple[NodeFailures, ...], Sized(0, MAX_NODES)] = ()
     bottleneck: Bottleneck | None = None
     plan: PlanOutline | None = None
 
@@ -422,6 +453,8 @@ class JobSummary(TypedDict):
         stall_share: mean share of these in which loops waited.
         wire_bytes: bytes that came from the store side.
         saved: bytes, seconds and money that it saved.
+        retries: requests made again, because they failed.
+        nodes: up to 16 nodes that failed some, with sums over all processes, those in trouble first.
         bottleneck: the part that holds back the process that waits longest; None where none says.
         plan: the plan; None where none says.
     """
@@ -435,6 +468,8 @@ class JobSummary(TypedDict):
     stall_share: Amount
     wire_bytes: Count
     saved: Savings
+    retries: Count
+    nodes: list[Annotated[dict[str, Any], Refer("NodeFailures")]]
     bottleneck: Annotated[dict[str, Any], Refer("Bottleneck")] | None
     plan: Annotated[dict[str, Any], Refer("PlanOutline")] | None
 
@@ -556,6 +591,20 @@ def summarise_job(
         "stall_share": sum(activity.stall_share for activity in taking) / max(1, len(taking)),
         "wire_bytes": sum(activity.wire_bytes for activity in everything),
         "saved": savings(everything, prices),
+        "retries": sum(activity.retries for activity in everything),
+        "nodes": _summed_nodes(running, ended),
         "bottleneck": None if slowest is None or slowest.bottleneck is None else asdict(slowest.bottleneck),
         "plan": None if plan is None else asdict(plan),
     }
+
+
+def _summed_nodes(running: Sequence[JobActivity], ended: Sequence[JobActivity]) -> list[dict[str, Any]]:
+    """What processes say of each node together; in trouble is what is so for one that runs."""
+    found: dict[str, dict[str, Any]] = {}
+    for is_running, activities in ((True, running), (False, ended)):
+        for said in (node for activity in activities for node in activity.nodes):
+            known = found.setdefault(said.node, asdict(NodeFailures(node=said.node)))
+            known |= {name: known[name] + getattr(said, name) for name in ("samples", "retries", "failures")}
+            known["trouble"] = known["trouble"] or (said.trouble if is_running else "")
+    worst_first = sorted(found.values(), key=lambda node: (not node["trouble"], -node["failures"], node["node"]))
+    return worst_first[:_MAX_NODES_SHOWN]

@@ -4,6 +4,7 @@ Makes folders and files of caches that nobody but their user may read: they hold
 """
 
 import errno
+import json
 import os
 import secrets
 import stat
@@ -15,18 +16,20 @@ from typing import Any, Literal
 
 from frostline.core.declared import refuse_unknown_fields
 from frostline.core.errors import OutOfSpace, SettingError
-from frostline.core.system import __version__
+from frostline.core.system import __version__, crc32
 from frostline.core.units import log_named
 
 __all__ = (
     "FileCache",
     "append_line",
+    "checked_text",
     "is_full",
     "lock",
     "make_private",
     "make_private_file",
     "make_private_folder",
     "open_private",
+    "read_checked",
     "read_regular",
     "replace_file",
     "require_guarded",
@@ -270,6 +273,28 @@ def without_schema(value: object, number: int, what: str | Path, known: Iterable
     fields = {name: item for name, item in value.items() if name not in (_NUMBER, _VERSION)}
     refuse_unknown_fields(fields, known, f"schema {number} of {what}", SettingError)
     return fields
+
+
+_CHECKSUM = "crc32"
+
+
+def checked_text(value: Mapping[str, Any]) -> str:
+    """Fields as JSON with their checksum, for what stands beside pages of a table, which have theirs."""
+    return json.dumps({**value, _CHECKSUM: _checksum(value)})
+
+
+def read_checked(text: bytes) -> dict[str, Any]:
+    """What was written by ``checked_text``; nothing where it is damaged: a bit may be a class of another name."""
+    try:
+        value = json.loads(text)
+        said = value.pop(_CHECKSUM)
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        return {}
+    return value if said == _checksum(value) else {}
+
+
+def _checksum(value: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(value, sort_keys=True).encode())
 
 
 _MAX_FILES = 200

@@ -277,6 +277,7 @@ class _Check:
             raise SampleError("it has no mask")
         try:
             encoded = self._masks.read(name, int(targets.offsets[row]), nbytes)
-            open_mask(encoded, size=(int(targets.widths[row]), int(targets.heights[row])))
+            size = int(targets.widths[row]), int(targets.heights[row])
+            open_mask(encoded, size=size, is_turned=self._data.manifest.is_turned)
         except (ObjectNotFound, SampleError) as error:
             raise SampleError(f"{name}: {error}") from error

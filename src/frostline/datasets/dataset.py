@@ -19,7 +19,7 @@ from frostline.core.units import warn_caller
 from frostline.datasets.formats.base import SelectedRows
 from frostline.datasets.formats.known import check_inputs, format_with, part_names
 from frostline.datasets.formats.labels import SPLIT
-from frostline.datasets.formats.left_out import describe_left_out, log_left_out
+from frostline.datasets.formats.left_out import LeftOut, describe_left_out, log_losses
 from frostline.datasets.formats.urls import places_in
 from frostline.datasets.manifest import DatasetStatistics, Manifest, rows_of_ids
 from frostline.datasets.manifest_store import NamedSplits
@@ -98,8 +98,8 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         near: URL of a node, or several, of which the first that serves the data lists it, so that this machine needs no
             credentials for the store. Jobs on these samples use the same nodes unless they are given others.
         token: secret that identifies this user to that node. Default: ``FROSTLINE_TOKEN``. Never shown or logged.
-        on_event: function that is called with events about the listing: its progress, and files that are left out.
-            Default: files left out are logged as a warning of the logger ``frostline``.
+        on_event: function that is called with events about the listing: its progress, files that are left out, and
+            nodes that are lost. Default: both are logged as warnings of the logger ``frostline``.
 
     Attributes:
         source: internal object that lists the data and keeps its manifest.
@@ -130,7 +130,7 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         transform: Transform | None = None,
         near: str | Sequence[str] | None = None,
         token: str | None = None,
-        on_event: Observer = log_left_out,
+        on_event: Observer = log_losses,
     ) -> None:
         for name, value, known in (
             ("on_change", on_change, CHANGED),
@@ -165,7 +165,7 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
 
     def __getstate__(self) -> dict[str, Any]:
         # Who is told of a listing stays in this process, and so do connections.
-        return {**self.__dict__, "_on_event": log_left_out, "_reader": None}
+        return {**self.__dict__, "_on_event": log_losses, "_reader": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _process=os.getpid())
@@ -205,8 +205,7 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         """The whole manifest and the rows of it that are in this data set, for other parts of Frostline."""
         if self._selected is None:
             whole = self.source.manifest(self._on_event)
-            is_named = self._label is not None or bool(self._declared)
-            left = describe_left_out(self._url, [left for left in whole.left_out if not (is_named and left.is_label)])
+            left = describe_left_out(self._url, self._left_out_of(whole))
             if left is not None:
                 self._on_event(left)
             if self._label is not None:
@@ -220,6 +219,16 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
     def manifest(self) -> Manifest:
         """The manifest of these samples: their table, and how it was made."""
         return self.selection.manifest
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        """Parts of the whole data that are no samples, by kind and reason, as the line that tells of them has them."""
+        return self._left_out_of(self.selection.whole)
+
+    def _left_out_of(self, whole: Manifest) -> tuple[LeftOut, ...]:
+        """Of labels that are said twice nothing is left out where somebody has named the ones that count."""
+        is_named = self._label is not None or bool(self._declared)
+        return tuple(left for left in whole.left_out if not (is_named and left.is_label))
 
     @property
     def samples(self) -> SampleTable:
@@ -251,8 +260,9 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         """
         if not self._declared:
             return None
-        columns = self.selection.whole.columns
-        specs = specs_of(self._declared, columns.table, self._url)
+        whole = self.selection.whole
+        columns = whole.columns
+        specs = specs_of(self._declared, columns.table, self._url, whole.named)
         return TargetColumns(columns, self.selection.rows, specs, is_single=self._is_single)
 
     @property

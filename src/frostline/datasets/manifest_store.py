@@ -23,7 +23,7 @@ from frostline.core.errors import (
     SettingError,
     StoreError,
 )
-from frostline.core.files import warn_not_kept, with_schema, without_schema
+from frostline.core.files import checked_text, read_checked, warn_not_kept, with_schema, without_schema
 from frostline.datasets.formats.base import COLUMNS, ExternalReferences, Format, ListedSamples, ManifestColumns
 from frostline.datasets.formats.labels import split_names
 from frostline.datasets.formats.left_out import read_left_out
@@ -191,7 +191,8 @@ class NamedSplits:
         place = object_url(store.url, self._about)
         try:
             about = without_schema(parse_json(text), _FORMAT, place, ("object", "nbytes"))
-            return self._parsed(bytes(store.read(str(about["object"]), 0, int(about["nbytes"]))))
+            data = bytes(store.read(str(about["object"]), 0, int(about["nbytes"])))
+            return self._parsed(about["object"], data)
         except (*_ABSENT, ValueError, LookupError, TypeError, RecursionError, pa.ArrowException) as error:
             raise self._damage(store, error) from error
 
@@ -222,9 +223,12 @@ class NamedSplits:
     def _about(self) -> str:
         return f"{_SPLITS}/{self._digest}.json"
 
+    def _object(self, data: bytes) -> str:
+        return f"{_SPLITS}/{self._digest[:16]}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
+
     def _write(self, store: ObjectStore, data: bytes) -> str:
         # Named by its content, and named last: a reader finds the old splits or the new ones.
-        name = f"{_SPLITS}/{self._digest[:16]}-{hashlib.sha256(data).hexdigest()[:16]}.parquet"
+        name = self._object(data)
         store.write(name, data)
         store.write(self._about, _about_text({"object": name, "nbytes": len(data)}, _ABOUT_BYTES))
         return f"{store.url}/{name}"
@@ -232,7 +236,9 @@ class NamedSplits:
     def _in_cache(self) -> FolderStore:
         return FolderStore(str(self._cache), is_private=True)
 
-    def _parsed(self, data: bytes) -> dict[str, Chosen]:
+    def _parsed(self, name: str, data: bytes) -> dict[str, Chosen]:
+        if name != self._object(data):  # a flipped bit would be a held-out sample that is trained on
+            raise ValueError(f"{name} holds other bytes than were written")
         table = pq.ParquetFile(pa.py_buffer(data)).read(use_threads=False)
         rows = zip(table["name"].to_pylist(), table["bits"], strict=True)
         return {name: Chosen(np.frombuffer(bits.as_buffer(), np.uint8), self._size) for name, bits in rows}
@@ -570,7 +576,7 @@ def write_manifest(table: pa.Table, about: Mapping[str, Any], sink: Any) -> None
         about: description of the manifest; see ``about_of``.
         sink: a file of Arrow's or Python's, open for writing.
     """
-    schema = pa.schema(map(_narrow, table.schema), {ABOUT: json.dumps(with_schema(about, _FORMAT))})
+    schema = pa.schema(map(_narrow, table.schema), {ABOUT: checked_text(with_schema(about, _FORMAT))})
     options = {"compression": "zstd", "write_page_checksum": True, "use_dictionary": _repeating(table)}
     with pq.ParquetWriter(sink, schema, **options) as writer:
         for group in _row_groups(table):
@@ -611,8 +617,8 @@ def read_manifest(data: bytes | memoryview) -> tuple[ManifestColumns, Mapping[st
         table = pq.ParquetFile(pa.py_buffer(data), page_checksum_verification=True).read(use_threads=False)
     except (pa.ArrowException, OSError):
         return None
-    about = json.loads((table.schema.metadata or {}).get(ABOUT, b"{}"))
-    return (ManifestColumns(table.combine_chunks()), about) if _has_columns(table.schema) else None
+    about = read_checked((table.schema.metadata or {}).get(ABOUT, b"{}"))
+    return (ManifestColumns(table.combine_chunks()), about) if about and _has_columns(table.schema) else None
 
 
 def _has_columns(schema: pa.Schema) -> bool:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from frostline.core.errors import AccessDenied, OutOfSpace
-from frostline.core.files import make_private_folder, open_private, warn_not_kept
+from frostline.core.files import make_private_folder, open_private, read_checked, warn_not_kept
 from frostline.datasets.formats.base import COLUMNS, LabelSummary, ManifestColumns, label_column
 from frostline.ordering import count_labels, places_by_label
 from frostline.stores.local import error_of_system
@@ -29,7 +29,7 @@ __all__ = ("ABOUT", "StoreFile", "copy_of", "kept_copy", "open_copy", "opened_co
 
 _FORMAT = 1
 ABOUT = b"frostline.manifest"
-"""The key of what a manifest says of itself, as JSON."""
+"""The key of what a manifest says of itself, as ``checked_text`` writes it."""
 
 _FOLDER = "mapped"
 _SAME_NAMES = b"frostline.names"
@@ -58,9 +58,11 @@ def open_copy(path: Path) -> tuple[ManifestColumns, Mapping[str, Any]] | None:
             return None
         table = pa.Table.from_batches([reader.get_batch(0)])
         about = table.schema.metadata or {}
-        value = json.loads(about[ABOUT])
+        value = read_checked(about[ABOUT])
         table, known = _without_known(table)
     except (FileNotFoundError, KeyError, ValueError, OSError, pa.ArrowException):
+        return None
+    if not value:
         return None
     if _SAME_NAMES in about:
         table = table.add_column(1, "name", table.column("object"))

@@ -60,6 +60,7 @@ from frostline.ordering import Chosen, Labels, RowIndices, count_labels, split_a
 __all__ = (
     "Selection",
     "alike_classes",
+    "check_names_agree",
     "few_of_a_class",
     "numbers_among_names",
     "numbers_without_samples",
@@ -307,6 +308,7 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
         raise SettingError(f"{url} has no column {label!r} of labels, {there}{suggest_names(label, known)}")
     column = manifest.columns.table[name]
     try:
+        check_names_agree(manifest.named, name)
         names, plain = manifest.named.get(name, ()), plain_column(column)
         is_named = names and pa.types.is_integer(plain.type)
         texts = named_labels(f"column {name!r}", plain, names) if is_named else column_labels(plain, label_text)
@@ -329,6 +331,23 @@ def relabel(manifest: Manifest, label: str, url: str) -> Manifest:
         digest=digest,
         listing=listing,
     )
+
+
+def check_names_agree(named: Mapping[str, Sequence[str]], column: str) -> None:
+    """Make sure that the numbers of a column mean the same classes in all files.
+
+    Args:
+        named: names that numbers stand for, by the column; none where files say different ones.
+        column: name of the column.
+
+    Raises:
+        DataError: They do not.
+    """
+    if column in named and not named[column]:
+        raise DataError(
+            f"the numbers of {column!r} stand for other names of classes in some files than in others: write the same "
+            "table of classes into all of them"
+        )
 
 
 def _likely_label(schema: pa.Schema) -> str | None:

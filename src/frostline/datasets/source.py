@@ -31,9 +31,9 @@ import pyarrow.parquet as pq
 from frostline.core import CELLS, OBJECTS, UNPACKED
 from frostline.core.config import LoaderSettings
 from frostline.core.errors import (
+    DataChanged,
     DataError,
     DataNotFound,
-    EmptyDataset,
     FrostlineError,
     NodeUnreachable,
     OutOfSpace,
@@ -43,7 +43,7 @@ from frostline.core.errors import (
     StoreError,
     Unavailable,
 )
-from frostline.core.events import Observer, PhaseStarted
+from frostline.core.events import NodeBack, NodeLost, Observer, PhaseStarted
 from frostline.core.files import make_private_folder, open_private, warn_not_kept
 from frostline.core.hints import suggest_names
 from frostline.core.units import in_bytes
@@ -329,7 +329,7 @@ class NodeListing:
         """The manifest, from the first node that answers; those that hang or are not ready are asked last.
 
         Args:
-            on_event: function that is called with the node's progress.
+            on_event: function that is called with the node's progress, and with nodes that were left for others.
 
         Raises:
             DataError: The node found the data to be wrong; the sentence says what.
@@ -338,17 +338,28 @@ class NodeListing:
             StoreError: the store failed at the node.
             OutOfSpace: the disk is full.
         """
-        failures: list[FrostlineError] = []
+        failures, lost = list[FrostlineError](), set[str]()
         urls = _ready_first(listed_nodes(self.nodes))
-        # One that keeps its answer back is waited for where no other lists; all that do so together have so long.
+        # One that falls silent is waited for where no other lists; all that do so together have so long.
         left_s = _ALL_SILENT_S
-        for url, head_s in [*((url, _HEAD_S) for url in urls[:-1]), *((url, _SILENCE_S) for url in reversed(urls))]:
+        for url, silence_s in [*((url, _QUIET_S) for url in urls[:-1]), *((url, _SILENCE_S) for url in reversed(urls))]:
             began = time.monotonic()
             try:
-                return self._from(url, on_event, min(head_s, round(left_s, 1)))
+                found = self._from(url, on_event, min(silence_s, round(left_s, 1)))
+            except DataChanged:  # by what this node listed before, of which others may know nothing
+                raise
             except _ITS_OWN as error:
                 failures.append(error)
+                if [*map(type, failures)].count(DataError) > 1:  # two have found the data to be wrong
+                    raise
                 left_s -= (time.monotonic() - began) if isinstance(error, NodeUnreachable) else 0.0
+                if len(urls) > 1 and url not in lost:
+                    lost.add(url)
+                    on_event(NodeLost(url=url, reason=str(error)))
+            else:
+                if url in lost:
+                    on_event(NodeBack(url=url))
+                return found
             if left_s < 0.1:
                 break
         # Of several, one that answered says more than one that is away.
@@ -357,11 +368,11 @@ class NodeListing:
             raise NodeUnreachable(f"none of {len(urls)} nodes lists the data: {failures[-1]}")
         raise answered or failures[0]
 
-    def _from(self, url: str, on_event: Observer, head_s: float) -> Manifest:
+    def _from(self, url: str, on_event: Observer, silence_s: float) -> Manifest:
         waited_s = 0.0
         while True:
             try:
-                return self._asked(url, on_event, head_s)
+                return self._asked(url, on_event, silence_s)
             except Overloaded as error:
                 if waited_s >= _BUSY_S:
                     raise
@@ -369,10 +380,10 @@ class NodeListing:
                 self.sleep(error.retry_after_s)
                 waited_s += error.retry_after_s
 
-    def _asked(self, url: str, on_event: Observer, head_s: float) -> Manifest:
+    def _asked(self, url: str, on_event: Observer, silence_s: float) -> Manifest:
         settings = LoaderSettings()
         token = self.token or settings.token
-        connections = Connections(url, deadline_s=min(settings.deadline_s, _SILENCE_S), max_idle=0)
+        connections = Connections(url, deadline_s=min(settings.deadline_s, silence_s), max_idle=0)
         exchange = Exchange(connections, url)
         known = self._known()
         request = ListingRequest(
@@ -385,7 +396,7 @@ class NodeListing:
             headers={} if token is None else {"Authorization": f"Bearer {token}"},
         )
         try:
-            with time_limit(head_s, exchange.break_off, url):
+            with time_limit(silence_s, exchange.break_off, url):
                 _begin(exchange, message, url)
             return self._received(exchange, _head(exchange, known, on_event))
         except BaseException:
@@ -471,12 +482,11 @@ class NodeListing:
             part.unlink(missing_ok=True)
 
 
-# What may be wrong with one node alone: its roots, its mount, its credentials, its store, the way to it.
-_ITS_OWN = (DataNotFound, EmptyDataset, Refused, StoreError, Unavailable)
-# Seconds of a node that is asked whether it is ready, and of one that begins to list, before others are asked to list.
-_READY_S, _HEAD_S = 1.5, 3.0
-_PROBES = 16
-# Three of the beats by which a node that lists says that it is there.
+# What may be wrong with one node alone: its roots, its mount, its credentials, its store, the way to it, its disk.
+_ITS_OWN = (DataError, Refused, StoreError, Unavailable)
+# Seconds of a node that is asked whether it is ready; and of silence before others are asked to list: three of the
+# beats by which one that lists says that it is there. Nodes of the release before have a beat in 10 s.
+_READY_S, _QUIET_S, _PROBES = 1.5, 3.0, 16
 _SILENCE_S = 30.0
 _ALL_SILENT_S = 2 * _SILENCE_S
 

@@ -1,8 +1,8 @@
 """What a declared column of targets holds, and the targets of a batch's rows, read when it is put together."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -15,7 +15,7 @@ from frostline.core.errors import DataError, SettingError
 from frostline.core.hints import add_hints, suggest_names
 from frostline.datasets.formats.base import TARGET_COLUMNS, ManifestColumns, SelectedRows
 from frostline.datasets.formats.labels import LABEL_FIELDS, OTHER_LABELS, TAKEN, find_name, no_classes
-from frostline.datasets.selection import values_of
+from frostline.datasets.selection import check_names_agree, values_of
 
 __all__ = (
     "MASK",
@@ -54,7 +54,8 @@ class MultiLabel:
 
     Attributes:
         column: name of the column; its lists hold names of classes, or whole numbers from 0.
-        classes: names of the classes in the order of the vector; those in the data, in their order, by default.
+        classes: names of the classes in the order of the vector; by default those that the data's own table of classes
+            has for its numbers, else those in the data, in their order.
     """
 
     column: str
@@ -76,7 +77,7 @@ class TargetSpec:
             ``multi_label``, or ``mask``: the class of each pixel of the network's input.
         dtype: ``int64`` or ``float32``; ``object`` for texts.
         shape: shape of a sample's value; None stands for a length that differs from sample to sample.
-        classes: names of the classes of ``multi_label``, where they have names.
+        classes: names of the classes of ``multi_label``, or of those that whole numbers stand for; empty without any.
         is_json: the manifest keeps the values as JSON.
     """
 
@@ -130,28 +131,35 @@ def check_classes(table: pa.Table, url: str) -> None:
         raise DataError(f"{url} has no classes: {no_classes(table[OTHER_LABELS])}")
 
 
-def specs_of(declared: Declared, table: pa.Table, url: str) -> tuple[TargetSpec, ...]:
+def specs_of(
+    declared: Declared, table: pa.Table, url: str, named: Mapping[str, tuple[str, ...]]
+) -> tuple[TargetSpec, ...]:
     """What each declared column gives, by all of its values, so that parts of a data set give the same.
 
     Args:
         declared: columns to look at.
         table: table of a whole manifest.
         url: address of the data, for sentences.
+        named: names that numbers stand for, by the column.
 
     Raises:
         SettingError: there is no such column.
         DataError: a column holds what no loop can be given.
     """
-    return tuple(_spec(item, table, url) for item in declared)
+    return tuple(_spec(item, table, url, named) for item in declared)
 
 
-def _spec(declared: str | MultiLabel, table: pa.Table, url: str) -> TargetSpec:
+def _spec(declared: str | MultiLabel, table: pa.Table, url: str, named: Mapping[str, tuple[str, ...]]) -> TargetSpec:
     name = _name(declared)
     if declared == MASK and MASK not in table.column_names and _MASKS in table.column_names:
         return TargetSpec(name=MASK, column=_MASKS, kind=MASK, dtype=_INT, shape=(None, None))
     column = _column_called(name, table.column_names, url)
     spec = _kind_of(name, column, table[column])
-    return _multi_label(declared, spec, table[column]) if isinstance(declared, MultiLabel) else spec
+    check_names_agree(named, column)
+    names = named.get(column, ()) if spec.dtype == _INT else ()
+    if isinstance(declared, MultiLabel):
+        return _multi_label(declared, spec, table[column], names)
+    return replace(spec, classes=names)
 
 
 def _name(declared: str | MultiLabel) -> str:
@@ -228,7 +236,7 @@ def _kind_of_lists(name: str, column: str, values: pa.ChunkedArray) -> TargetSpe
     return TargetSpec(name=name, column=column, kind=VECTOR, dtype=dtype, shape=(lengths["max"].as_py(),))
 
 
-def _multi_label(declared: MultiLabel, spec: TargetSpec, values: pa.ChunkedArray) -> TargetSpec:
+def _multi_label(declared: MultiLabel, spec: TargetSpec, values: pa.ChunkedArray, names: tuple[str, ...]) -> TargetSpec:
     is_list = spec.kind == TEXTS or (spec.kind in (RAGGED, VECTOR) and spec.dtype == _INT and len(spec.shape) == 1)
     if not is_list:
         raise DataError(
@@ -236,8 +244,8 @@ def _multi_label(declared: MultiLabel, spec: TargetSpec, values: pa.ChunkedArray
         )
     unique = values.unique() if spec.is_json else values
     found = {label for value in unique.to_pylist() for label in list_values(spec, value)}
-    if declared.classes:
-        classes, count = declared.classes, len(declared.classes)
+    if known := declared.classes or names:
+        classes, count = known, len(known)
     elif spec.kind == TEXTS:
         classes = tuple(sorted(found))
         count = len(classes)

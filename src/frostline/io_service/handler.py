@@ -15,7 +15,7 @@ import numpy as np
 
 from frostline.cache.keys import row_keys
 from frostline.client.http import HttpTransport
-from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, connect_balanced
+from frostline.client.membership import PROBE_S, NodeWatch, ask_protocol, connect_balanced, watch_node
 from frostline.core import EXACT, REFERENCE, FeatureBatch
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import EngineNotReady, FrostlineError, Overloaded, SettingError
@@ -47,13 +47,13 @@ def _left_out(url: str, engine: str, why: EngineNotReady) -> None:
     _LOG.warning("%s is left out of what %s computes: %s", url, engine, why)
 
 
-def _watch() -> NodeWatch:
-    """Logs who comes and goes: a service has no observer."""
+def _watch(lost: str) -> NodeWatch:
+    """Logs who comes and goes: a service has no observer. ``lost`` says what becomes of one that is silent."""
     return NodeWatch(
         joined=lambda url: _LOG.info("%s takes part", url),
         left=lambda url, why: _LOG.info("%s takes part no more: %s", url, why),
         refused=lambda url, why: _LOG.warning("%s is left out: %s", url, why),
-        lost=lambda url, why: _LOG.warning("%s is asked nothing for now: %s", url, why),
+        lost=lambda url, why: _LOG.warning("%s is %s: %s", url, lost, why),
         back=lambda url: _LOG.warning("%s answers again", url),
     )
 
@@ -96,13 +96,18 @@ class Upstream:
                 make=HttpTransport,
                 probe=partial(HttpTransport, settings=probing),
                 left_out=_left_out,
-                watch=_watch(),
+                watch=_watch("asked nothing for now"),
             )
             with several as transport:
                 yield transport
             return
-        ask_protocol(self.near[0], HttpTransport(self.near[0], probing))
-        with closing(HttpTransport(self.near[0])) as alone:
+        [node] = self.near
+        ask_protocol(node, HttpTransport(node, probing))
+        probe, watch = partial(HttpTransport, settings=probing), _watch("waited for")
+        with (
+            closing(HttpTransport(node)) as alone,
+            watch_node(node, alone, probe=probe, watch=watch, patience_s=LoaderSettings().deadline_s),
+        ):
             yield alone
 
     def _here(self) -> Iterator[Transport]:

@@ -30,7 +30,7 @@ from frostline.io_service.handler import (
     watched_process,
 )
 from frostline.io_service.rows import ByteLimiter, JobBytes, RowCache
-from frostline.transport import Cancellation, Transport
+from frostline.transport import Cancellation, CountsNodes, NodeUse, Transport
 from frostline.wire.messages import FeatureRequest, ProfileRequest, error_to_json
 from frostline.wire.shared_memory import PROTOCOL, BrokenFrame, Frame, receive, send
 
@@ -296,8 +296,13 @@ class IoService:
                 "peak_bytes": self._in_flight.peak_bytes,
             },
             "cache": asdict(self._row_cache.statistics()),
+            "nodes": [asdict(use) for use in self._uses()],
             "jobs": {job: {"processes": pids, **asdict(jobs.get(job, _NOTHING))} for job, pids in processes.items()},
         }
+
+    def _uses(self) -> tuple[NodeUse, ...]:
+        """What it asked of each of several nodes."""
+        return self._upstream.uses() if isinstance(self._upstream, CountsNodes) else ()
 
     def _accept(self) -> None:
         """In the watching thread: somebody connects. Whoever cannot be served is let go, and others are heard."""

@@ -36,7 +36,7 @@ from frostline.node.http.pages import LiveAnswers
 from frostline.node.http.requests import METRICS_TYPE, REFUSALS, check_parameters
 from frostline.node.http.server import AppServer, listen
 from frostline.node.process import Subprocess
-from frostline.transport import Transport
+from frostline.transport import NODE_COUNTS, Transport
 from frostline.tuning import Setting
 
 __all__ = (
@@ -243,6 +243,16 @@ class IoCollector(Collector):
         for job, about in now["jobs"].items():
             processes.add_metric([job], len(about["processes"]))
         yield processes
+        for name, meaning in NODE_COUNTS.items():
+            counted = CounterMetricFamily(f"frostline_io_node_{name}", meaning, labels=["node"])
+            for use in now["nodes"]:
+                counted.add_metric([use["url"]], use[name])
+            yield counted
+        meaning = "whether one of several nodes is asked nothing now"
+        lost = GaugeMetricFamily("frostline_io_node_lost", meaning, labels=["node"])
+        for use in now["nodes"]:
+            lost.add_metric([use["url"]], bool(use["trouble"]))
+        yield lost
 
 
 @contextmanager

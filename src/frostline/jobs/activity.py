@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from frostline.control.messages import (
     MAX_BLOCKS,
     MAX_NAME,
+    MAX_NODE_TEXT,
+    MAX_NODES,
     MAX_SENTENCE,
     Bottleneck,
     JobActivity,
+    NodeFailures,
     PlanOutline,
     RecentRates,
 )
@@ -29,7 +32,7 @@ from frostline.jobs.statistics import StatisticsCollector
 from frostline.jobs.usage import UsageMeter
 from frostline.planning.replanning import NOTHING_YET, Diagnosis, diagnose
 from frostline.prefetch import Tuner
-from frostline.transport import ReportsRequests, Transport, TransportStatistics
+from frostline.transport import CountsNodes, NodeUse, ReportsRequests, Transport, TransportStatistics
 from frostline.tuning import Setting
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ __all__ = (
     "ActivityMeter",
     "PassProgress",
     "control_address",
+    "failures_of",
     "outline_of",
     "saved_bytes",
     "start_follower",
@@ -87,6 +91,22 @@ def outline_of(cuts: Sequence[Cut], sample_bytes: float, shares: Mapping[Route, 
         nbytes=tuple(cuts[number].bytes_per_sample if number else round(sample_bytes) for number in shown),
         cut=list(shown).index(route.cut),
         codec=route.codec,
+    )
+
+
+def failures_of(uses: Sequence[NodeUse]) -> tuple[NodeFailures, ...]:
+    """The nodes that failed requests, or took over others', as far as a report names them: those in trouble first."""
+    some = [use for use in uses if use.failures or use.retries or use.trouble]
+    some.sort(key=lambda use: (not use.trouble, -use.failures, use.url))
+    return tuple(
+        NodeFailures(
+            node=_plain(use.url, MAX_NODE_TEXT),
+            samples=use.samples,
+            retries=use.retries,
+            failures=use.failures,
+            trouble=_plain(use.trouble, MAX_NODE_TEXT),
+        )
+        for use in some[:MAX_NODES]
     )
 
 
@@ -172,6 +192,8 @@ class ActivityMeter:
             wire_bytes=crossed.bytes_received,
             saved_bytes=spared,
             saved_s=None if link_bytes_per_s is None else spared / link_bytes_per_s,
+            retries=done.retries,
+            nodes=failures_of(self._transport.uses() if isinstance(self._transport, CountsNodes) else ()),
             bottleneck=bottleneck,
             plan=plan,
         )
@@ -261,9 +283,9 @@ class _Diagnoses:
         )
 
 
-def _plain(name: str) -> str:
+def _plain(name: str, longest: int = MAX_NAME) -> str:
     """A name of few bytes, so that 64 of them fit a report."""
-    return _printable(name, MAX_NAME).encode("ascii", "replace").decode()
+    return _printable(name, longest).encode("ascii", "replace").decode()
 
 
 def _printable(text: str, longest: int) -> str:

@@ -8,8 +8,9 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -25,7 +26,6 @@ from frostline.core.events import (
     EpochFinished,
     EpochStarted,
     Event,
-    NodeLost,
     Observer,
     Replanned,
     RequestFinished,
@@ -39,7 +39,7 @@ from frostline.core.events import (
 )
 from frostline.core.nouns import ShownInNotebooks
 from frostline.core.units import in_bytes, in_rate, in_samples_per_s, log_named, printable, warn_caller
-from frostline.datasets.formats.left_out import log_left_out
+from frostline.datasets.formats.left_out import log_losses
 from frostline.datasets.manifest import refusal_of
 from frostline.loaders.fetch import EngineChoice
 from frostline.planning import Plan, Situation, explain
@@ -54,6 +54,7 @@ __all__ = (
     "SkipLog",
     "StatisticsCollector",
     "UseTeller",
+    "sum_uses",
     "warn_user",
     "whereabouts",
 )
@@ -177,6 +178,14 @@ def _nowhere() -> None:
 
 _TOLD_EVERY_S = 1.0
 _COUNTS = tuple(field.name for field in fields(NodeUse) if field.name not in ("url", "trouble"))
+
+
+def sum_uses(parts: Iterable[Sequence[NodeUse]]) -> tuple[NodeUse, ...]:
+    """What was asked of each node in one job after another; in trouble is what was so in the last one that asked it."""
+    found: dict[str, NodeUse] = {}
+    for use in chain.from_iterable(parts):
+        found[use.url] = _sum_of(use, found.get(use.url, NodeUse(url=use.url)))
+    return tuple(found.values())
 
 
 def _sum_of(use: NodeUse, other: NodeUse) -> NodeUse:
@@ -487,12 +496,9 @@ def warn_user(event: Event) -> None:
     Python warns where a job is not made as it was asked for. Lost nodes, samples that were left out, and the first one
     that is not finite, are logged.
     """
-    if isinstance(event, SamplesLeftOut):
-        log_left_out(event)
+    log_losses(event)
     if isinstance(event, SetupWarning):
         warn_caller(event.reason)
-    elif isinstance(event, NodeLost):
-        _LOG.warning("node %s", event.sentence)
     elif isinstance(event, RowsNotFinite) and event.total == event.rows:
         _LOG.warning("%s; more are counted by the job's statistics", event.first)
 

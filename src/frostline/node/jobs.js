@@ -52,7 +52,7 @@ function make_card(job) {
   track.className = "track";
   for (const [name, value] of [["role", "progressbar"], ["aria-label", `Progress of ${job.job}`], ["aria-valuemin", "0"], ["aria-valuemax", "100"]]) track.setAttribute(name, value);
   make("i", "", track);
-  for (const name of ["rates", "crossed", "cause", "where"]) make("p", "", card).className = name;
+  for (const name of ["rates", "crossed", "failed", "cause", "where"]) make("p", "", card).className = name;
   return card;
 }
 function show_card(card, job, several) {
@@ -65,8 +65,18 @@ function show_card(card, job, several) {
   fill(find("track"), share, done);
   put_figures(find("rates"), [["samples_per_s", said.samples_per_s, rate, " samples/s"], ["stall_share", said.stall_share, percent, " of the time waiting"], ["processes", said.processes, whole, said.processes === 1 ? " process" : " processes"]]);
   put_figures(find("crossed"), [["samples", said.samples, whole, " samples in all"], ["wire_bytes", said.wire_bytes, bytes, " crossed"], ["saved", said.saved.bytes, signed, " saved"]]);
+  show_failures(find("failed"), said);
   find("cause").textContent = said.bottleneck ? said.bottleneck.says : "";
   show_plan(card, job);
+}
+// Requests that were made again, and which of several nodes failed them; nothing where none did.
+function show_failures(line, said) {
+  put_figures(line, said.retries ? [["retries", said.retries, whole, said.retries === 1 ? " request made again" : " requests made again"]] : []);
+  for (const node of said.nodes) {
+    const counts = [[node.failures, "failed"], [node.retries, "taken over from others"]].filter(([count]) => count);
+    const words = [...counts.map(([count, what]) => `${whole(count)} ${what}`), ...(node.trouble ? [`in trouble: ${node.trouble}`] : [])];
+    line.append(`${line.childNodes.length ? " · " : ""}${node.node}: ${words.join(", ")}`);
+  }
 }
 function put_figures(line, figures) {
   line.replaceChildren();

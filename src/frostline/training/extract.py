@@ -21,11 +21,12 @@ import torch
 from frostline.core import REFERENCE, Samples, SampleTable, Skipped
 from frostline.core.declared import parse_json
 from frostline.core.errors import DataError, ModelError, SettingError, TooManySkipped
-from frostline.core.events import Observer, PhaseStarted, ProgressMade
+from frostline.core.events import Observer, PhaseStarted, ProgressMade, SetupWarning
 from frostline.core.files import with_schema, without_schema
 from frostline.core.nouns import finite_rows, take_texts, widen_bfloat16
 from frostline.datasets import Dataset
 from frostline.datasets.formats.base import label_column
+from frostline.datasets.formats.left_out import LeftOut, json_of
 from frostline.datasets.manifest import rows_of_ids
 from frostline.engines.graph_runner import as_array
 from frostline.loaders import Batch
@@ -99,6 +100,9 @@ class Parts:
         ids_at: function that gives the ids of rows of the manifest.
         ranges: the rows that make up each part.
 
+    Attributes:
+        has_replaced: parts of another extraction, which had been broken off, were removed.
+
     Raises:
         SettingError: the folder cannot be written.
         OutOfSpace: the disk is full.
@@ -109,8 +113,9 @@ class Parts:
         self._ids_at = ids_at
         self._ranges = ranges
         whole = json.dumps({**identity, "rows_per_part": ranges.rows_per_part, "schema": _FORMAT}, sort_keys=True)
-        about = self._folder / "extraction.json"
+        about, self.has_replaced = self._folder / "extraction.json", False
         if not about.is_file() or about.read_text() != whole:
+            self.has_replaced = any(self._folder.glob("*.parquet"))
             self.remove()
             make_folder(self._folder)
             write_text(about, whole)
@@ -325,6 +330,7 @@ class Extracted:
             reference itself. ``codec_error`` comes on top of it.
         codec_error: the largest relative error that a codec made in any sample; 0 where nothing was lost.
         skipped: samples that could not be read; they have no row.
+        left_out: parts of the data that are no samples, and have no row.
         nonfinite: rows with Inf or NaN, whichever process computed them.
         first_nonfinite: the first row with Inf or NaN, in words; empty if there is none.
     """
@@ -343,12 +349,14 @@ class Extracted:
     engine_error: float
     codec_error: float
     skipped: tuple[Skipped, ...]
+    left_out: tuple[LeftOut, ...]
     nonfinite: int
     first_nonfinite: str
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "shape": list(self.shape), "skipped": [asdict(sample) for sample in self.skipped]}
+        skipped = [asdict(sample) for sample in self.skipped]
+        return {**asdict(self), "shape": list(self.shape), "skipped": skipped, "left_out": json_of(self.left_out)}
 
 
 def extract(
@@ -377,6 +385,12 @@ def extract(
     with set_up(measure_first(settings.job), on_event, begun=begun) as setup:
         setup_s = time.perf_counter() - began_at
         work = _Work(settings, setup)
+        if work.parts.has_replaced:
+            reason = (
+                f"an extraction into {settings.out} had been broken off, of other samples, by another network or with "
+                "other options: its parts are removed, and all is computed"
+            )
+            on_event(SetupWarning(reason=reason))
         found = work.parts_found()
         on_event(PhaseStarted(name="extracting"))
         done = {**found, **(work.make_on_ray if settings.on_ray else work.make)(found, on_event)}
@@ -408,6 +422,7 @@ def extract(
             engine_error=work.engine_error,
             codec_error=max(statistics.codec_error, work.codec_error),
             skipped=tuple(sample for number in sorted(done) for sample in done[number].skipped),
+            left_out=setup.whole.left_out,
             nonfinite=sum(len(part.nonfinite) for part in done.values()),
             first_nonfinite=work.first_nonfinite(done),
         )

@@ -20,6 +20,7 @@ from frostline.core.errors import ModelError
 from frostline.core.events import Observer, PhaseStarted, ProgressMade
 from frostline.core.units import printable
 from frostline.datasets import Dataset
+from frostline.datasets.formats.left_out import LeftOut, json_of
 from frostline.loaders import Loader
 from frostline.training.run_config import RunConfig, atomic_file
 from frostline.training.settings import JobSettings
@@ -41,6 +42,7 @@ class Predictions:
         out: file that has the table; None where it went to ``stdout``.
         samples: number of samples with a prediction.
         skipped: number of samples that could not be read.
+        left_out: parts of the data that are no samples, and have no row.
         nonfinite: number of samples for which the frozen layers gave Inf or NaN.
         first_nonfinite: the first row with Inf or NaN, in words: its sample, cut, dtype and engine; empty if there is
             none.
@@ -55,6 +57,7 @@ class Predictions:
     out: str | None
     samples: int
     skipped: int
+    left_out: tuple[LeftOut, ...]
     nonfinite: int
     first_nonfinite: str
     counts: Mapping[str, int]
@@ -64,7 +67,7 @@ class Predictions:
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain values."""
-        return asdict(self)
+        return {**asdict(self), "left_out": json_of(self.left_out)}
 
 
 def predict(
@@ -113,6 +116,7 @@ def predict(
         out=None if out is None else str(out),
         samples=samples,
         skipped=len(statistics.skipped),
+        left_out=setup.whole.left_out,
         nonfinite=statistics.nonfinite,
         first_nonfinite=statistics.first_nonfinite,
         counts=dict(counts.most_common()),

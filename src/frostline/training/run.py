@@ -22,6 +22,7 @@ from frostline.core.events import LayersUnfrozen, Observer, RunResumed, SetupWar
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import split_in_two
 from frostline.datasets.formats.labels import scoring_splits, training_split
+from frostline.datasets.formats.left_out import json_of
 from frostline.datasets.selection import (
     alike_classes,
     few_of_a_class,
@@ -30,7 +31,7 @@ from frostline.datasets.selection import (
 )
 from frostline.jobs import Job
 from frostline.jobs.connect import first_of
-from frostline.jobs.statistics import JobStatistics
+from frostline.jobs.statistics import JobStatistics, sum_uses
 from frostline.loaders import Batch, Loader
 from frostline.loaders.epoch import in_turn
 from frostline.models.freezing import layer_of, unfreeze, used_parameters
@@ -44,7 +45,17 @@ from frostline.training.objective import Objective, objective_of
 from frostline.training.recipe import Confusion, Unfreezing
 from frostline.training.report.report import Record, Report, RouteUsage, WorkLocation, versions
 from frostline.training.report.steps import StepRecorder, digests_of
-from frostline.training.run_config import REPORT, RunConfig, keep_report, own_folder, write_tensors, write_text
+from frostline.training.run_config import (
+    NETWORK,
+    REPORT,
+    RunConfig,
+    has_earlier_network,
+    keep_report,
+    own_folder,
+    unmark_network,
+    write_tensors,
+    write_text,
+)
 from frostline.training.run_folder import CheckpointFolder, begin_run
 from frostline.training.settings import CheckpointEvery, TrainSettings
 from frostline.training.setup import Setup, set_up
@@ -202,7 +213,8 @@ def _summed(parts: Sequence[JobStatistics]) -> JobStatistics:
     changes: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
     changes |= {name: tuple(item for part in parts for item in getattr(part, name)) for name in _LISTS}
     first = next((part.first_nonfinite for part in parts if part.first_nonfinite), "")
-    return replace(parts[-1], codec_error=max(part.codec_error for part in parts), first_nonfinite=first, **changes)
+    error, nodes = max(part.codec_error for part in parts), sum_uses(part.nodes for part in parts)
+    return replace(parts[-1], codec_error=error, first_nonfinite=first, nodes=nodes, **changes)
 
 
 def _seconds(name: str, parts: Sequence[_Done]) -> float:
@@ -622,8 +634,9 @@ class _Run:
             stall_s=statistics.stall_s,
             stages={**seconds, **self._head_stage(), "waiting for a batch": statistics.stall_s},
             where=tuple(WorkLocation(part=part, where=where) for part, where in explained.where),
-            nodes=explained.statistics.nodes,
+            nodes=statistics.nodes,
             skipped=statistics.skipped,
+            left_out=tuple(json_of(self._setup.whole.left_out)),
             nonfinite=statistics.nonfinite,
             first_nonfinite=statistics.first_nonfinite,
             interrupted=self._interrupted,
@@ -653,7 +666,9 @@ class _Run:
 
     def _classes(self) -> tuple[str, ...]:
         targets = self._setup.data.target_columns
-        return self._setup.data.classes if targets is None else targets.specs[0].classes
+        if targets is None:
+            return self._setup.data.classes
+        return () if self._settings.job.learns == "numbers" else targets.specs[0].classes
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._began_at
@@ -682,6 +697,7 @@ def _plain_settings(settings: TrainSettings) -> Mapping[str, Any]:
 
 # Without it transformers does not know whose names the tensors have.
 _MADE_BY = {"format": "pt"}
+_KEPT = "nothing was learned, so what lies there is what the run before has learned"
 
 
 def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) -> list[FrostlineError]:
@@ -697,7 +713,7 @@ def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) 
             write_text(out / "config.json", config)
 
     def write_report() -> None:
-        said = replace(report, not_written={name: str(error) for name, error in lost.items()})
+        said = replace(report, not_written=kept | {name: str(error) for name, error in lost.items()})
         write_text(out / REPORT, json.dumps(said.to_json(), indent=2) + "\n")
 
     def write_page() -> None:
@@ -711,16 +727,15 @@ def _save(settings: TrainSettings, model: nn.Module, run: _Run, report: Report) 
 
     def write_model() -> None:
         state = model.state_dict() if settings.job.lora is None else merged_state(model)
-        write_tensors(out / "model.safetensors", as_saved(model, state), _MADE_BY)
+        write_tensors(out / NETWORK, as_saved(model, state), _MADE_BY)
+        unmark_network(out)
 
+    network = {"head.safetensors": write_head, NETWORK: write_model, "config.json": write_config}
+    pages = {REPORT: write_report, "report.html": write_page}
+    is_kept = has_earlier_network(out) and not report.losses
+    kept = {name: _KEPT for name in network if is_kept and (out / name).exists()}
     lost = dict[str, UserError]()
-    for name, write in (
-        ("head.safetensors", write_head),
-        ("model.safetensors", write_model),
-        ("config.json", write_config),
-        (REPORT, write_report),
-        ("report.html", write_page),
-    ):
+    for name, write in (pages if is_kept else network | pages).items():
         try:
             write()
         except (OutOfSpace, SettingError) as error:

@@ -33,13 +33,17 @@ if TYPE_CHECKING:
 
 __all__ = (
     "CHECKPOINTS",
+    "NETWORK",
     "REPORT",
     "RunConfig",
     "atomic_file",
+    "has_earlier_network",
     "keep_report",
     "make_folder",
+    "mark_network",
     "own_folder",
     "require_ended",
+    "unmark_network",
     "write_bytes",
     "write_tensors",
     "write_text",
@@ -228,6 +232,42 @@ def keep_report(folder: Path) -> None:
             return
         if kept.is_file() and kept.stat().st_size == len(report) and kept.read_bytes() == report:
             return
+
+
+NETWORK = "model.safetensors"
+"""File of the whole network in a run's folder, which is written when the run ends or is interrupted."""
+
+_EARLIER = "earlier-network.txt"
+_EARLIER_SAYS = f"{NETWORK} here is that of the run before; the one that begun since has written none.\n"
+
+
+def mark_network(folder: Path) -> None:
+    """Note beside the network of an earlier run, if there is one, that it is not that of the run that begins.
+
+    The names of its outputs would else be those of another data set. A file stays with it where the folder is copied,
+    as times of files do not.
+
+    Raises:
+        SettingError: The folder cannot be written.
+        OutOfSpace: the disk is full.
+    """
+    if (folder / NETWORK).exists():
+        write_text(folder / _EARLIER, _EARLIER_SAYS)
+
+
+def has_earlier_network(folder: Path) -> bool:
+    """Whether the network in a folder is that of a run before the one whose config is there."""
+    return (folder / _EARLIER).exists()
+
+
+def unmark_network(folder: Path) -> None:
+    """Take the note back: the run has written its own network.
+
+    Raises:
+        SettingError: The folder cannot be written.
+    """
+    with write_errors(folder):
+        (folder / _EARLIER).unlink(missing_ok=True)
 
 
 _FILE = "frostline.json"

@@ -22,7 +22,7 @@ from frostline.core.system import crc32
 from frostline.models.artifact import metadata
 from frostline.training.loop import Checkpoint
 from frostline.training.report.steps import forget_steps
-from frostline.training.run_config import CHECKPOINTS, RunConfig, make_folder, write_tensors
+from frostline.training.run_config import CHECKPOINTS, RunConfig, make_folder, mark_network, write_tensors
 from frostline.training.settings import CheckpointEvery
 
 __all__ = ("CheckpointFolder", "begin_run")
@@ -45,12 +45,13 @@ _PLAIN = tuple(field.name for field in fields(Checkpoint) if field.name not in (
 
 
 def begin_run(folder: Path, config: RunConfig) -> None:
-    """Make a folder that of a new run; what an older run kept there to go on with is removed.
+    """Make a folder that of a new run; what an older run kept there to go on with is removed, its network is not.
 
     Raises:
         SettingError: the folder cannot be written.
         OutOfSpace: the disk is full.
     """
+    mark_network(folder)  # first: no moment at which it would be taken for that of the new run
     CheckpointFolder(folder).clear()
     forget_steps(folder)
     config.write(folder)

@@ -194,8 +194,8 @@ def outputs_of(data: Dataset, settings: JobSettings) -> int:
 def _classes_of(spec: TargetSpec, values: pa.ChunkedArray) -> int:
     if (spec.kind, spec.dtype) == (NUMBER, "int64") and not pa.types.is_boolean(values.type):
         minimum, maximum = int(pc.min(values).as_py()), int(pc.max(values).as_py())
-        if 0 <= minimum <= maximum < _MAX_CLASSES:
-            return maximum + 1
+        if 0 <= minimum <= maximum < (len(spec.classes) or _MAX_CLASSES):
+            return len(spec.classes) or maximum + 1
     raise DataError(
         f"the column {spec.name!r} holds no whole numbers of classes from 0, as classes are: where its values name or "
         f"number classes, take it as the label: --label {shlex.quote(spec.name)} (in Python label={spec.name!r})"

@@ -4,7 +4,7 @@ import hashlib
 import io
 import json
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
 from frostline.datasets.formats.folders import SAMPLE_SUFFIXES, are_masks, names_a_class, suffix_of
 from frostline.datasets.formats.labels import CLASSES, SOURCE, SPLIT, are_numbers, class_table, is_split, split_of
 from frostline.datasets.formats.left_out import is_hidden
-from frostline.datasets.formats.tables import json_values, plain_column, read_back
+from frostline.datasets.formats.tables import ORIENTATION, json_values, plain_column, read_back
 from frostline.datasets.formats.webdataset import CLASS_MEMBER, TYPE_MEMBER
 from frostline.datasets.reading import Workers, masks_of
 from frostline.preprocess.apply import MAX_PIXELS, Applied, scaled_mask, unpack_record
@@ -42,6 +42,8 @@ __all__ = (
     "OutputObject",
     "Packer",
     "Scaling",
+    "SourceFacts",
+    "carried_names",
     "check_side",
     "divide_samples",
     "metadata_in",
@@ -127,12 +129,33 @@ class CopySample:
         return named if named in SAMPLE_SUFFIXES else suffix_by_content(self.encoded)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SourceFacts:
+    """What holds of all samples of a copy's source.
+
+    Attributes:
+        classes: names, by label.
+        kinds: types of the metadata columns that go along.
+        named: names that the numbers of these stand for, by the column.
+        is_turned: images are turned as their EXIF data says.
+    """
+
+    classes: Sequence[str]
+    kinds: Mapping[str, pa.DataType]
+    named: Mapping[str, Sequence[str]]
+    is_turned: bool
+
+
 class Packer(Protocol):
     """Makes the objects of one part of a data set; the same part always gives the same bytes."""
 
     @property
     def keeps_metadata(self) -> bool:
         """Metadata columns go with the samples."""
+
+    @property
+    def keeps_schema(self) -> bool:
+        """How columns are read goes with the samples: whether images are turned, and names that numbers stand for."""
 
     def class_tables(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
         """The object beside the parts that has the table of classes, where they do not say it themselves.
@@ -142,16 +165,13 @@ class Packer(Protocol):
             present: classes that have samples in the copy.
         """
 
-    def pack(
-        self, part: int, samples: Sequence[CopySample], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
-    ) -> Iterable[OutputObject]:
+    def pack(self, part: int, samples: Sequence[CopySample], source: SourceFacts) -> Iterable[OutputObject]:
         """The objects of a part.
 
         Args:
             part: the number.
             samples: samples of the part, in the source's order.
-            classes: names, by label.
-            kinds: types of the metadata columns.
+            source: what holds of all samples.
 
         Raises:
             SettingError: the format cannot hold these samples.
@@ -169,7 +189,7 @@ class ClassFolderLayout:
     ``images/train/cat/1a.jpg``.
     """
 
-    keeps_metadata = False
+    keeps_metadata = keeps_schema = False
 
     def class_tables(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:
         """See ``Packer.class_tables``: folders alone are numbered in the order of their names."""
@@ -180,10 +200,10 @@ class ClassFolderLayout:
         self,
         part: int,  # noqa: ARG002
         samples: Sequence[CopySample],
-        classes: Sequence[str],
-        kinds: Mapping[str, pa.DataType],  # noqa: ARG002
+        source: SourceFacts,
     ) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
+        classes = source.classes
         for sample in samples:
             if sample.mask is not None:
                 yield from self._pair(sample, sample.mask, classes[sample.label] if sample.label >= 0 else "")
@@ -224,22 +244,20 @@ class Shards:
     that JSON has not, such as dates, in ``__types__``.
     """
 
-    keeps_metadata = True
+    keeps_metadata, keeps_schema = True, False
 
     def class_tables(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
         """See ``Packer.class_tables``: each shard has the table."""
         return ()
 
-    def pack(
-        self, part: int, samples: Sequence[CopySample], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
-    ) -> Iterable[OutputObject]:
+    def pack(self, part: int, samples: Sequence[CopySample], source: SourceFacts) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
-        file = io.BytesIO()
+        file, classes = io.BytesIO(), source.classes
         labels: Sequence[Any] = range(len(classes)) if are_numbers(classes) else classes
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
             if classes:
                 _add(tar, CLASS_MEMBER, class_table(classes))
-            if further := {name: kind for name, kind in kinds.items() if not _is_of_json(kind)}:
+            if further := {name: kind for name, kind in source.kinds.items() if not _is_of_json(kind)}:
                 _add(tar, TYPE_MEMBER, pa.schema(further).serialize().to_pybytes())
             for sample in samples:
                 # A label that is null says that there is none, whatever other fields are called.
@@ -261,22 +279,22 @@ class Tables:
     """A Parquet file a part, with the columns that Hugging Face gives an image and its class, and metadata.
 
     Masks have a column of their own. A metadata column called ``image`` or ``mask`` gets ``meta_`` before its name.
+    ``datasets`` turns images as their EXIF data says; where the source's are not turned, the schema's metadata says so.
     """
 
-    keeps_metadata = True
+    keeps_metadata = keeps_schema = True
 
     def class_tables(self, classes: Sequence[str], present: Sequence[str]) -> Iterable[OutputObject]:  # noqa: ARG002
         """See ``Packer.class_tables``: each file has the table in its schema."""
         return ()
 
-    def pack(
-        self, part: int, samples: Sequence[CopySample], classes: Sequence[str], kinds: Mapping[str, pa.DataType]
-    ) -> Iterable[OutputObject]:
+    def pack(self, part: int, samples: Sequence[CopySample], source: SourceFacts) -> Iterable[OutputObject]:
         """See ``Packer.pack``."""
         images = [{"bytes": sample.encoded, "path": f"{sample.id:016x}{sample.suffix}"} for sample in samples]
         masks = [_cell(sample) for sample in samples if sample.mask is not None]
         own = ("image", "mask") if masks else ("image",)
         names = sorted({name for sample in samples for name in sample.about} - {SOURCE})
+        called = {name: _free(name, names, own) for name in names}
         table = pa.table(
             {
                 "image": pa.array(images, _IMAGE),
@@ -284,18 +302,20 @@ class Tables:
                 "label": pa.array([sample.label if sample.label >= 0 else None for sample in samples], pa.int64()),
                 SOURCE: pa.array([sample.source for sample in samples], pa.string()),
                 **{
-                    _free(name, names, own): read_back([sample.about.get(name) for sample in samples], kinds[name])
+                    called[name]: read_back([sample.about.get(name) for sample in samples], source.kinds[name])
                     for name in names
                 },
             }
         )
         features: dict[str, Any] = {name: {"_type": "Image"} for name in own}
-        features["label"] = {"_type": "ClassLabel", "names": list(classes)}
-        said = json.dumps({"info": {"features": features}})
+        features |= {called[name]: _class_label(source.named[name]) for name in names if name in source.named}
+        features["label"] = _class_label(source.classes)
+        about = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+        about |= {} if source.is_turned else {ORIENTATION: b"stored"}
         file = io.BytesIO()
         # Images do not get smaller, and without a codec a cell is found by its place.
         pq.write_table(
-            table.replace_schema_metadata({"huggingface": said}),
+            table.replace_schema_metadata(about),
             file,
             compression={name: "none" if _is_of(name, own) else "zstd" for name in _leaves(table.schema)},
             row_group_size=_GROUP_ROWS,
@@ -367,6 +387,11 @@ def _free(name: str, names: Sequence[str], own: Sequence[str]) -> str:
     while name in own and free in names:
         free = f"meta_{free}"
     return free
+
+
+def _class_label(names: Sequence[str]) -> dict[str, Any]:
+    """The feature of numbers that stand for names of classes, as ``datasets`` has it."""
+    return {"_type": "ClassLabel", "names": list(names)}
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
@@ -472,21 +497,35 @@ def metadata_in(columns: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in columns if name not in COLUMNS.names and name not in TARGET_COLUMNS.names)
 
 
-def say_what_is_left(source: Dataset, on_event: Observer, left: Sequence[str] | None = None) -> None:
+def carried_names(source: Dataset) -> Mapping[str, Sequence[str]]:
+    """The names that numbers of metadata columns stand for, as far as a schema can say so: not those in lists."""
+    kinds = source.manifest.columns.table.schema
+    return {
+        name: names
+        for name, names in source.manifest.named.items()
+        if names and name in kinds.names and pa.types.is_integer(kinds.field(name).type)
+    }
+
+
+def say_what_is_left(
+    source: Dataset, on_event: Observer, left: Sequence[str] | None = None, carried: Collection[str] = ()
+) -> None:
     """Tell which metadata columns of a data set, or names of their values, stay behind, before a copy is made of it.
 
     Args:
         source: data set that has the metadata.
         on_event: function that is called with an event about them, if there are any.
         left: the names; None for all that there are.
+        carried: columns whose values' names go along.
     """
     columns = metadata_in(source.columns) if left is None else tuple(left)
     if columns:
         on_event(ColumnsDropped(url=source.url, columns=columns))
-    if named := [name for name in source.manifest.named if name in source.columns and name not in columns]:
+    behind = {*columns, *carried}
+    if named := [name for name in source.manifest.named if name in source.columns and name not in behind]:
         reason = (
-            f"of {', '.join(named)} a copy has the numbers, and not the names that they stand for: it carries those of "
-            "the label alone, which label= chooses"
+            f"of {', '.join(named)} a copy has the numbers, and not the names that they stand for: those of the label "
+            "go along, which label= chooses"
         )
         on_event(SetupWarning(reason=reason))
 

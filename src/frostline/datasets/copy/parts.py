@@ -21,11 +21,14 @@ from frostline.datasets.copy.layout import (
     ImageAndMasks,
     OutputObject,
     Scaling,
+    SourceFacts,
+    carried_names,
     metadata_in,
     packer_named,
     splits_in_folders,
 )
 from frostline.datasets.dataset import Dataset
+from frostline.datasets.formats.left_out import LeftOut, json_of
 from frostline.datasets.formats.tables import json_values
 from frostline.stores.protocols import ObjectStore
 
@@ -58,6 +61,7 @@ class CopyResult:
         made: number of objects, parts or rows that were written now; the others were there before.
         seconds: duration of this run.
         skipped: samples that could not be read; the copy does not have them.
+        left_out: parts of the source that are no samples.
     """
 
     url: str
@@ -66,10 +70,12 @@ class CopyResult:
     made: int
     seconds: float
     skipped: tuple[Skipped, ...]
+    left_out: tuple[LeftOut, ...]
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "skipped": [asdict(skipped) for skipped in self.skipped]}
+        skipped = [asdict(skipped) for skipped in self.skipped]
+        return {**asdict(self), "skipped": skipped, "left_out": json_of(self.left_out)}
 
 
 class PartResult(Protocol):
@@ -337,8 +343,13 @@ class _PartWriter:
         objects = [""] * len(rows) if self._names is None else self._names.objects(rows.start, rows.stop)
         splits = [""] * len(rows) if self._splits is None else self._splits.slice(rows.start, len(rows)).to_pylist()
         loose = [self._loose(samples, names, about, objects, row, pictures, splits[row]) for row, pictures in kept]
-        kinds = {name: column.type for name, column in self._about.items()}
-        packed = packer_named(self._format).pack(part.number, loose, self._source.classes, kinds)
+        facts = SourceFacts(
+            classes=self._source.classes,
+            kinds={name: column.type for name, column in self._about.items()},
+            named=carried_names(self._source),
+            is_turned=self._source.manifest.is_turned,
+        )
+        packed = packer_named(self._format).pack(part.number, loose, facts)
         written: list[Future[tuple[str, CopiedObject]]] = [self._writers.submit(self._write, obj) for obj in packed]
         copied = CopiedPart(
             number=part.number,

@@ -24,6 +24,7 @@ from frostline.core.events import Observer, PhaseStarted
 from frostline.core.files import with_schema, without_schema
 from frostline.datasets.copy.layout import (
     FolderNames,
+    carried_names,
     check_side,
     divide_samples,
     metadata_in,
@@ -60,7 +61,7 @@ _MAX_ROWS = 10_000
 _FOLDERS = "original"
 _FOLDER = ".frostline/ingest"
 _CLAIM = f"{_FOLDER}/what.json"
-_FORMAT = 3
+_FORMAT = 4
 _CLAIM_BYTES, _PART_RECORD_BYTES = 1 << 16, 1 << 26
 
 
@@ -131,8 +132,11 @@ def repack(
     check_side(shorter_side)
     in_names = {SPLIT} if source.splits_brought else set()
     behind = [name for name in metadata_in(source.columns) if name not in in_names]
-    say_what_is_left(source, on_event, () if packer_named(format).keeps_metadata else behind)
-    say_orientation(source, shorter_side, on_event)
+    packer = packer_named(format)
+    carried = carried_names(source) if packer.keeps_schema else ()
+    say_what_is_left(source, on_event, () if packer.keeps_metadata else behind, carried)
+    if not packer.keeps_schema:
+        say_orientation(source, shorter_side, on_event)
     claim = {"source": source.digest, "format": format, "side": shorter_side, "part_bytes": part_bytes}
     with ExitStack() as stack:
         store = open_store(str(destination))
@@ -209,6 +213,7 @@ class _Copy:
             parts=len(parts),
             seconds=time.perf_counter() - started,
             skipped=tuple(skipped for part in parts for skipped in part.skipped),
+            left_out=self._source.left_out,
         )
 
     def _present(self, parts: Iterable[CopiedPart]) -> list[str]:

@@ -290,7 +290,7 @@ def _body_length(head: bytes) -> int:
     return int(struct.unpack_from("<q", head, table + place)[0]) if place else 0
 
 
-_RULE = "frostline arrow 7"
+_RULE = "frostline arrow 8"
 # Files indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Results of ``map`` that ``datasets`` keeps beside the data: the same samples again, or other ones.
@@ -363,7 +363,7 @@ class ArrowFiles:
                 *contradictions_of_partitions(tables, names),
             ),
             is_turned=any(file.is_turned for file in files),
-            named=names_of_columns(files),
+            named=names_of_columns([file.table for file in files], [file.named for file in files]),
         )
 
 

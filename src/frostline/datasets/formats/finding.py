@@ -1,8 +1,9 @@
-"""Finds what lists of samples mean: the column that says which file each row is about, and the objects of a listing.
+"""Finds what lists of samples mean: their text, the column that says which file each row is about, and its objects.
 
 An object is found by its path, by what is left of it, or by its name without a suffix.
 """
 
+import codecs
 import posixpath
 import re
 import unicodedata
@@ -18,10 +19,13 @@ from frostline.datasets.formats.labels import find_name
 from frostline.datasets.formats.left_out import is_hidden
 from frostline.stores.protocols import Entry
 
-__all__ = ("ObjectFinder", "are_files", "file_column", "first_values")
+__all__ = ("ObjectFinder", "are_files", "decoded_text", "file_column", "first_values")
 
 _ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:[\\/]|[A-Za-z][A-Za-z0-9+.-]*://")
 _VALUES_LOOKED_AT = 64
+_BEYOND_ASCII = re.compile(rb"[A-Za-z\x80-\xff]*[\x80-\xff][A-Za-z\x80-\xff]*")
+_ASCII = bytes(range(128))
+_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 # What columns of numbers are called that are names of files without suffix.
 _OF_IDS = re.compile(r"(?i)(^|[^a-z])(ids?|names?|keys?|images?|imgs?|files?|photos?|index)([^a-z]|$)")
 
@@ -205,3 +209,22 @@ def _are_ids(table: pa.Table, name: str, file: str, finder: ObjectFinder) -> boo
     if len({*values}) < max(2, len(values)) or (all(map(str.isdigit, values)) and not _OF_IDS.search(name)):
         return False
     return 2 * sum(_are_there(values, file, finder)) > len(values)
+
+
+def decoded_text(data: bytes) -> str | None:
+    """The text of a file in the encoding that it begins as, in UTF-8, or as Windows writes western languages.
+
+    None where it is in another one: in western words most letters are those of ASCII, in words of Big5, GBK, Shift JIS
+    and Cyrillic alphabets few bytes are.
+    """
+    for mark, encoding in _BOMS:
+        if data.startswith(mark):
+            return data.decode(encoding, "replace")
+    if 0 in data[:2]:  # as no other encoding begins
+        return data.decode("utf-16-be" if data[0] == 0 else "utf-16-le", "replace")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        words = b"".join(word for word in _BEYOND_ASCII.findall(data) if len(word) > 1)
+        is_western = 2 * len(words.translate(None, _ASCII)) <= len(words)
+        return data.decode("cp1252", "replace") if is_western else None

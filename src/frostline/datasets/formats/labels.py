@@ -53,6 +53,7 @@ __all__ = (
     "label_field",
     "label_text",
     "named_columns",
+    "names_by_path",
     "no_class",
     "no_classes",
     "refuse_labels",
@@ -277,6 +278,34 @@ def common_table(tables: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], st
     declared = different - {()}
     names = next(iter(declared)) if len(declared) == 1 else ()
     return names, "" if not declared else "all" if len(different) == 1 else "some"
+
+
+def names_by_path(features: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The names that numbers stand for, by the path of their column; also those in lists, and in fields of structs.
+
+    Args:
+        features: features of Hugging Face's ``datasets``, by column.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for column, feature in features.items():
+        inner = _within_lists(feature)
+        is_struct = isinstance(inner, dict) and not isinstance(inner.get("_type"), str)
+        fields = {f"{column}.{name}": value for name, value in inner.items()} if is_struct else {column: inner}
+        for path, field in fields.items():
+            match _within_lists(field):
+                case {"_type": "ClassLabel", "names": list(names)}:
+                    found[path] = tuple(map(str, names))
+    return found
+
+
+def _within_lists(feature: Any) -> Any:
+    """The feature of the values of lists, in each of the ways in which ``datasets`` wrote it; another one as it is."""
+    while True:
+        match feature:
+            case {"_type": "Sequence" | "List" | "LargeList", "feature": inner} | [inner]:
+                feature = inner
+            case _:
+                return feature
 
 
 def with_names(table: pa.Table, said: str, names: Sequence[str]) -> pa.Table:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from frostline.core.errors import EmptyDataset
-from frostline.core.events import Event, SamplesLeftOut
+from frostline.core.events import Event, NodeLost, SamplesLeftOut
 from frostline.core.units import log_named
 from frostline.stores.protocols import UNREADABLE, Entries
 from frostline.stores.urls import FILE_SUFFIXES
@@ -29,7 +29,7 @@ __all__ = (
     "folders_left_out",
     "is_hidden",
     "json_of",
-    "log_left_out",
+    "log_losses",
     "objects_left_out",
     "of_names",
     "read_left_out",
@@ -142,10 +142,12 @@ def describe_left_out(url: str, found: Sequence[LeftOut]) -> SamplesLeftOut | No
     return SamplesLeftOut(count=count, reason=f"left out of {url}: {'; '.join(map(str, found))}")
 
 
-def log_left_out(event: Event) -> None:
-    """Log what is left out, as a warning: what happens to such events where nobody observes."""
+def log_losses(event: Event) -> None:
+    """Log what is left out, and nodes that were lost, as warnings: so such events end where nobody observes."""
     if isinstance(event, SamplesLeftOut):
         _LOG.warning("%s", event.reason)
+    elif isinstance(event, NodeLost):
+        _LOG.warning("node %s", event.sentence)
 
 
 def read_left_out(values: Any) -> tuple[LeftOut, ...]:

@@ -1,6 +1,5 @@
 """Lists of samples as people write them, in CSV, JSON lines or Parquet, by themselves or beside folders of images."""
 
-import codecs
 import csv as csv_text
 import io
 import json
@@ -29,13 +28,14 @@ from frostline.datasets.formats.base import (
     without_extension,
 )
 from frostline.datasets.formats.contradictions import contradicting_labels
-from frostline.datasets.formats.finding import ObjectFinder, are_files, file_column, first_values
+from frostline.datasets.formats.finding import ObjectFinder, are_files, decoded_text, file_column, first_values
 from frostline.datasets.formats.folders import MASK_FIELDS, ClassFolderFormat
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
     OTHER_LABELS,
     SPLIT,
     URL_FIELDS,
+    Labelled,
     check_column_names,
     column_labels,
     column_name,
@@ -44,6 +44,7 @@ from frostline.datasets.formats.labels import (
     find_name,
     is_split,
     label_text,
+    names_by_path,
     refuse_labels,
     split_of,
     splits_of,
@@ -59,7 +60,15 @@ from frostline.datasets.formats.left_out import (
     of_names,
 )
 from frostline.datasets.formats.ranges import is_parquet, list_columns, open_parquet, read_columns
-from frostline.datasets.formats.tables import is_label, is_scalar, omissions_of_table, plain_column
+from frostline.datasets.formats.tables import (
+    features_of,
+    is_label,
+    is_scalar,
+    names_of_columns,
+    omissions_of_table,
+    plain_column,
+    texts_of_labels,
+)
 from frostline.stores.protocols import Entry, ObjectStore
 
 __all__ = (
@@ -93,9 +102,6 @@ _LOST_BY = {
 }
 # Words that stand for no number.
 _NO_NUMBERS = frozenset({"nan", "na", "n/a", "null", "none", "<na>"})
-_BEYOND_ASCII = re.compile(rb"[A-Za-z\x80-\xff]*[\x80-\xff][A-Za-z\x80-\xff]*")
-_ASCII = bytes(range(128))
-_BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _LONGEST = 1 << 30
 _JSON_LINES = (".jsonl", ".ndjson")
 # Lists that belong to the images of folders whatever the folders are called, as Hugging Face calls them.
@@ -124,6 +130,8 @@ class ListRows(NamedTuple):
         masks: URL or name of each sample's mask; empty where the list has none.
         about: metadata columns: all other columns of the list.
         left_out: rows that name no sample.
+        classes: names that the numbers of its labels stood for, in their order; empty where they are none.
+        named: names that the numbers of other columns stand for, by the column.
     """
 
     files: list[str]
@@ -131,6 +139,8 @@ class ListRows(NamedTuple):
     masks: list[str | None]
     about: Mapping[str, pa.Array]
     left_out: tuple[LeftOut, ...]
+    classes: tuple[str, ...] = ()
+    named: Mapping[str, tuple[str, ...]] = {}
 
 
 def is_text_list(entry: Entry) -> bool:
@@ -171,7 +181,8 @@ def read_list(
         DataError: The file is no list, two columns have one name, or no column says where samples are.
         StoreError: the store failed.
     """
-    table, said, left = _rows_of(store, entry, named)
+    rows = _rows_of(store, entry, named)
+    table, said = rows.table, rows.label
     names = table.column_names
     mask = find_name(names, _MASK_FIELDS)
     if named is None:
@@ -201,7 +212,9 @@ def read_list(
         said=None if said is None else table[said].combine_chunks(),
         masks=[] if mask is None else plain_column(table[mask]).cast(pa.string()).to_pylist(),
         about=about,
-        left_out=(*left, *of_names(ROWS, "without a name of a sample", lost, entry.object)),
+        left_out=(*rows.left_out, *of_names(ROWS, "without a name of a sample", lost, entry.object)),
+        classes=rows.classes,
+        named={column_name(path): names for path, names in rows.named.items() if names},
     )
 
 
@@ -228,11 +241,15 @@ class _Rows(NamedTuple):
         table: columns by the names that they have in the list; labels come as ``labels.encode_labels`` takes them.
         label: name of the column of labels; None where there is none.
         left_out: rows and columns that are not among them.
+        classes: names that the numbers of labels stood for; empty where they are none.
+        named: names that the numbers of other columns stand for, by the column.
     """
 
     table: pa.Table
     label: str | None
     left_out: tuple[LeftOut, ...] = ()
+    classes: tuple[str, ...] = ()
+    named: Mapping[str, tuple[str, ...]] = {}
 
 
 def _rows_of(store: ObjectStore, entry: Entry, named: str | None) -> _Rows:
@@ -240,32 +257,13 @@ def _rows_of(store: ObjectStore, entry: Entry, named: str | None) -> _Rows:
         return _of_parquet(store, entry)
     if entry.size > _LONGEST:
         raise DataError(f"{entry.object} is longer than a list of text is read: write it as Parquet")
-    text = _text_of(bytes(store.read(entry.object, 0, entry.size)))
+    text = decoded_text(bytes(store.read(entry.object, 0, entry.size)))
     if text is None:
         raise DataError(
             f"{entry.object} is in an encoding that it does not say, neither UTF-8 nor that of Windows for western "
             "languages: save it as UTF-8, as by iconv -f BIG5 -t UTF-8"
         )
     return _of_json(entry, text) if entry.object.lower().endswith(_JSON_LINES) else _of_csv(entry, text, named)
-
-
-def _text_of(data: bytes) -> str | None:
-    """The text of a file in the encoding that it begins as, in UTF-8, or as Windows writes western languages.
-
-    None where it is in another one: in western words most letters are those of ASCII, in words of Big5, GBK, Shift JIS
-    and Cyrillic alphabets few bytes are.
-    """
-    for mark, encoding in _BOMS:
-        if data.startswith(mark):
-            return data.decode(encoding, "replace")
-    if 0 in data[:2]:  # as no other encoding begins
-        return data.decode("utf-16-be" if data[0] == 0 else "utf-16-le", "replace")
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        words = b"".join(word for word in _BEYOND_ASCII.findall(data) if len(word) > 1)
-        is_western = 2 * len(words.translate(None, _ASCII)) <= len(words)
-        return data.decode("cp1252", "replace") if is_western else None
 
 
 def _first_rows(text: str, separator: str) -> list[list[str]]:
@@ -463,8 +461,14 @@ def _of_parquet(store: ObjectStore, entry: Entry) -> _Rows:
         columns = {path: without_extension(column_at(read, path)) for path in scalars} | lists
         others = [path for path, _ in column_paths(schema) if path not in (*scalars, *nested)]
         left = omissions_of_table(entry.object, others, [path for path in nested if path not in lists])
-        table = _with_said(pa.table(columns), label, text_label if label in lists else label_text)
-        return _Rows(table, label, left)
+        named = names_by_path(features_of(schema))
+        classes = named.pop(label or "", ())
+        if label is not None and label in columns and label not in lists:
+            columns[label] = texts_of_labels(entry.object, columns[label], classes)
+        elif classes:
+            named[OTHER_LABELS], classes = classes, ()
+        table = _with_said(pa.table(columns), label if label in lists else None, text_label)
+        return _Rows(table, label, left, classes, named)
 
 
 def _check_names(entry: Entry, names: Sequence[str]) -> None:
@@ -526,7 +530,7 @@ class AnnotatedFolders(ClassFolderFormat):
         return _may_annotate(entry) or (is_named and not is_hidden(entry.object))
 
 
-_RULE = "frostline annotated folders 7"
+_RULE = "frostline annotated folders 8"
 
 
 def list_left_out(entry: Entry, why: str) -> tuple[LeftOut, ...]:
@@ -606,6 +610,8 @@ class _Notes:
         self._place = {name: row for row, name in enumerate(found.table["object"].to_pylist())}
         self._columns: dict[str, pa.Array] = {}
         self._said: list[str | None] | None = None
+        self._classes: set[tuple[str, ...]] = set()
+        self._named: list[tuple[pa.Table, Mapping[str, tuple[str, ...]]]] = []
         self._unclear: set[int] = set()
         self._lists: dict[str, list[int | None]] = {}
         self._passed_over: list[str] = []
@@ -634,6 +640,8 @@ class _Notes:
             return
         meant = [some[0] if len(some) == 1 else None for some in named]
         self._lists[entry.object] = meant
+        self._classes |= {rows.classes} - {()}
+        self._named.append((pa.table(dict(rows.about)), rows.named))
         at: list[int | None] = [None] * len(self._place)
         for number, row in reversed(list(enumerate(meant))):
             if row is not None:
@@ -700,7 +708,11 @@ class _Notes:
             others = list(map(label_text, self._folders))
             self._left += contradicting_labels("of folders against lists, which count", [*self._place], said, others)
         used = (*self._lists, *self._passed_over)
-        return _with_columns(found, self._columns, said, used, tuple(self._left))
+        names = next(iter(self._classes)) if len(self._classes) == 1 else ()
+        labels = None if said is None else encode_labels(said, names)
+        named = names_of_columns([table for table, _ in self._named], [some for _, some in self._named])
+        found = replace(found, named=named)
+        return _with_columns(found, self._columns, labels, used, tuple(self._left))
 
     def _divided(self) -> ListedSamples:
         """The samples in the splits that the names of lists say, as ``train.csv`` beside ``test.csv``."""
@@ -763,12 +775,11 @@ def _add(columns: dict[str, pa.Array], name: str, column: pa.Array) -> None:
 def _with_columns(
     found: ListedSamples,
     columns: Mapping[str, pa.Array],
-    said: pa.Array | None,
+    labels: Labelled | None,
     used: tuple[str, ...],
     left_out: tuple[LeftOut, ...],
 ) -> ListedSamples:
     table, classes = found.table, found.classes
-    labels = None if said is None else encode_labels(said)
     if labels is not None:
         classes = labels.classes
         table = table.set_column(table.schema.get_field_index("label"), "label", label_column(labels.labels))

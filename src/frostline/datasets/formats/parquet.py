@@ -32,10 +32,13 @@ from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, table_l
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.ranges import (
+    HEADER_BYTES,
     LARGEST_FOOTER,
+    NUMBER_BYTES,
     CheckedPages,
     ColumnChunks,
     RangeFile,
+    arrays_of,
     in_words,
     is_parquet,
     keeps_dictionaries,
@@ -46,13 +49,10 @@ from frostline.datasets.formats.ranges import (
     reading_dictionaries,
 )
 from frostline.datasets.formats.tables import (
-    HEADER_BYTES,
     LOOKED_AT,
-    NUMBER_BYTES,
     SAID,
     ColumnRoles,
     TableFile,
-    arrays_of,
     finish_table,
     label_texts,
     may_name_classes,
@@ -628,7 +628,7 @@ def _version(etag: str) -> str:
     return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
 
 
-_RULE = "frostline parquet 9"
+_RULE = "frostline parquet 10"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 
@@ -696,7 +696,7 @@ class Parquet:
                 *contradictions_of_partitions(tables, names),
             ),
             is_turned=any(file.is_turned for file in files),
-            named=names_of_columns(files),
+            named=names_of_columns([file.table for file in files], [file.named for file in files]),
         )
 
 

@@ -1,16 +1,22 @@
-"""Reads files of a store by ranges: Parquet files as Arrow reads them, and headers that mostly follow each other."""
+"""Reads files of a store by ranges: Parquet files as Arrow reads them, and headers that mostly follow each other.
+
+Lists of numbers become arrays, encoded as NumPy keeps them.
+"""
 
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import IO
+from functools import lru_cache
+from io import BytesIO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.lib import format as npy
 
 from frostline.core.errors import DataError
 from frostline.datasets.formats.base import (
@@ -26,11 +32,14 @@ from frostline.datasets.formats.left_out import is_hidden
 from frostline.stores.protocols import Entry, Versioned, is_other_version
 
 __all__ = (
+    "HEADER_BYTES",
     "LARGEST_FOOTER",
+    "NUMBER_BYTES",
     "CheckedPages",
     "ColumnChunks",
     "ObjectRanges",
     "RangeFile",
+    "arrays_of",
     "check_written_out",
     "in_words",
     "is_parquet",
@@ -551,3 +560,46 @@ class ObjectRanges:
         if is_other_version(self._entry.etag, version):
             raise DataError(f"{self._entry.object} changed while it was read: ask again when nobody writes to it")
         self._start, self._held = place, bytes(data)
+
+
+HEADER_BYTES = 256
+"""An upper bound of what stands before the numbers of an array."""
+
+NUMBER_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8}
+"""Bytes of a number once it is read, by the type that it has in the file."""
+
+
+def arrays_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The arrays of a column of lists of numbers, encoded; null where there is no list."""
+    return pa.chunked_array([_encoded(chunk) for chunk in column.chunks], pa.large_binary())
+
+
+def _encoded(chunk: pa.Array) -> pa.Array:
+    tensor = tuple(chunk.type.shape) if isinstance(chunk.type, pa.FixedShapeTensorType) else None
+    lists = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
+    there = lists.is_valid().to_pylist()
+    ends = np.cumsum([0, *(length or 0 for length in lists.value_lengths().to_pylist())])
+    numbers = lists.flatten()
+    inner: tuple[int, ...] = ()
+    while pa.types.is_fixed_size_list(numbers.type):
+        inner = (*inner, numbers.type.list_size)
+        numbers = numbers.flatten()
+    values = numbers.to_numpy(zero_copy_only=False).reshape(-1, *inner)
+    return pa.array(
+        [
+            _bytes(values[start:end], tensor) if is_there else None
+            for start, end, is_there in zip(ends, ends[1:], there, strict=False)
+        ],
+        pa.large_binary(),
+    )
+
+
+def _bytes(values: np.ndarray[Any, Any], tensor: tuple[int, ...] | None) -> bytes:
+    return _header(values.dtype.str, values.shape if tensor is None else tensor) + values.tobytes()
+
+
+@lru_cache(1024)
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    file = BytesIO()
+    npy.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return file.getvalue()

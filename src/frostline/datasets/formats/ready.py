@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from frostline.core import Samples, Skipped
 from frostline.core.declared import parse_json, refuse_unknown_fields
 from frostline.core.errors import DataError, EmptyDataset
+from frostline.core.files import checked_text, read_checked
 from frostline.datasets.formats.base import COLUMNS, ListedSamples, digest_of, is_named, label_column, label_numbers
 from frostline.datasets.formats.folders import NO_MASK, Mask, target_columns
 from frostline.preprocess import Applied
@@ -275,7 +276,7 @@ class ReadyPart:
             "skipped": [asdict(sample) for sample in self.skipped],
             **({"masks_sha256": self.masks_sha256} if self.masks is not None else {}),
         }
-        return _file(self.table, {"frostline.part": json.dumps(about)})
+        return _file(self.table, {"frostline.part": checked_text(about)})
 
     @property
     def table(self) -> pa.Table:
@@ -375,7 +376,7 @@ def table_file(layout: Layout, parts: Sequence[ReadyPart], classes: Sequence[str
         "objects": [part.sha256 for part in parts],
     }
     table = pa.concat_tables([part.table for part in parts], promote_options="permissive")
-    return digest, _file(table, {"frostline.ready": json.dumps(about)})
+    return digest, _file(table, {"frostline.ready": checked_text(about)})
 
 
 def _is_part_of_format(name: str) -> bool:
@@ -437,12 +438,11 @@ def _parsed(data: bytes | memoryview, kind: str) -> pa.Table | None:
     except (pa.ArrowException, OSError):
         return None
     own = pa.schema(list(table.schema)[: len(_SCHEMA)])
-    return table if own.equals(_SCHEMA) and kind.encode() in (table.schema.metadata or {}) else None
+    return table if own.equals(_SCHEMA) and _about(table, kind) else None
 
 
 def _about(table: pa.Table, kind: str) -> dict[str, Any]:
-    about: dict[str, Any] = json.loads(table.schema.metadata[kind.encode()])
-    return about
+    return read_checked((table.schema.metadata or {}).get(kind.encode(), b""))
 
 
 _RULE = "frostline ready 2"

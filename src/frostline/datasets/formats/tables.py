@@ -4,15 +4,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from io import BytesIO
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.lib import format as npy
 
 from frostline.core.declared import first_twice
 from frostline.core.errors import DataError, SettingError
@@ -43,6 +40,7 @@ from frostline.datasets.formats.labels import (
     column_name,
     find_name,
     label_text,
+    names_by_path,
     refuse_labels,
     require_one_kind,
     text_label,
@@ -52,17 +50,16 @@ from frostline.preprocess.steps import MAX_INPUTS, is_argument
 from frostline.stores.protocols import Names
 
 __all__ = (
-    "HEADER_BYTES",
     "LOOKED_AT",
-    "NUMBER_BYTES",
+    "ORIENTATION",
     "SAID",
     "ColumnRoles",
     "Parts",
     "TableFile",
-    "arrays_of",
     "columns_by_input",
     "columns_in_text",
     "columns_of_schema",
+    "features_of",
     "finish_table",
     "is_label",
     "is_scalar",
@@ -81,6 +78,7 @@ __all__ = (
     "read_back",
     "roles_in",
     "roles_of_parts",
+    "texts_of_labels",
     "with_names_for_masks",
     "with_partitions",
 )
@@ -111,14 +109,27 @@ class TableFile(NamedTuple):
     named: Mapping[str, tuple[str, ...]]
 
 
-def names_of_columns(files: Sequence[TableFile]) -> dict[str, tuple[str, ...]]:
-    """The names that numbers of columns stand for, of columns for which all files that have them say the same."""
-    first = {name: names for file in reversed(files) for name, names in file.named.items()}
-    return {
-        name: names
-        for name, names in first.items()
-        if all(file.named.get(name) == names for file in files if name in file.table.schema.names)
-    }
+def names_of_columns(
+    tables: Sequence[pa.Table], named: Sequence[Mapping[str, tuple[str, ...]]]
+) -> dict[str, tuple[str, ...]]:
+    """The names that numbers of columns stand for, as all files say that have them; none where files say others.
+
+    Args:
+        tables: table of each file, with labels as texts in ``SAID``.
+        named: names that the numbers of its columns stand for, by the column.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for name, names in {name: names for some in named for name, names in some.items()}.items():
+        each = zip(tables, named, strict=True)
+        said = {some.get(name) for table, some in each if _has_values(table, name)} or {names}
+        if None not in said or len(said) > 2:  # where some say nothing, and others one thing, numbers stay numbers
+            found[name] = (said.pop() or ()) if len(said) == 1 else ()
+    return found
+
+
+def _has_values(table: pa.Table, name: str) -> bool:
+    place = SAID if name == OTHER_LABELS else name  # where labels stand until those of all files are known
+    return place in table.schema.names and not _is_empty(table[place])
 
 
 def finish_table(table: pa.Table, said: Labelled) -> pa.Table:
@@ -334,13 +345,6 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values, pa.string() if pa.types.is_temporal(kind) or pa.types.is_decimal(kind) else kind)
 
 
-HEADER_BYTES = 256
-"""An upper bound of what stands before the numbers of an array."""
-
-NUMBER_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8}
-"""Bytes of a number once it is read, by the type that it has in the file."""
-
-
 def number_lists(kind: pa.DataType) -> tuple[pa.DataType, tuple[int, ...]] | None:
     """The type of the numbers of a column of lists, and the shape of each value but for its first length.
 
@@ -358,48 +362,12 @@ def number_lists(kind: pa.DataType) -> tuple[pa.DataType, tuple[int, ...]] | Non
     return (inner, tuple(shape)) if is_number else None
 
 
-def arrays_of(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The arrays of a column of lists of numbers, encoded; null where there is no list."""
-    return pa.chunked_array([_encoded(chunk) for chunk in column.chunks], pa.large_binary())
-
-
 def _storage(kind: pa.DataType) -> pa.DataType:
     return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
 
 
 def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _encoded(chunk: pa.Array) -> pa.Array:
-    tensor = tuple(chunk.type.shape) if isinstance(chunk.type, pa.FixedShapeTensorType) else None
-    lists = chunk.storage if isinstance(chunk, pa.ExtensionArray) else chunk
-    there = lists.is_valid().to_pylist()
-    ends = np.cumsum([0, *(length or 0 for length in lists.value_lengths().to_pylist())])
-    numbers = lists.flatten()
-    inner: tuple[int, ...] = ()
-    while pa.types.is_fixed_size_list(numbers.type):
-        inner = (*inner, numbers.type.list_size)
-        numbers = numbers.flatten()
-    values = numbers.to_numpy(zero_copy_only=False).reshape(-1, *inner)
-    return pa.array(
-        [
-            _bytes(values[start:end], tensor) if is_there else None
-            for start, end, is_there in zip(ends, ends[1:], there, strict=False)
-        ],
-        pa.large_binary(),
-    )
-
-
-def _bytes(values: np.ndarray[Any, Any], tensor: tuple[int, ...] | None) -> bytes:
-    return _header(values.dtype.str, values.shape if tensor is None else tensor) + values.tobytes()
-
-
-@lru_cache(1024)
-def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    file = BytesIO()
-    npy.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
-    return file.getvalue()
 
 
 # Begins what says several columns by the inputs that are made of them.
@@ -410,6 +378,10 @@ _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "by
 
 # Where labels are images, they are masks.
 _MASK_NAMES = (*MASK_FIELDS, *LABEL_FIELDS)
+
+
+ORIENTATION = b"frostline.orientation"
+"""In a schema's metadata, what counts before Hugging Face's: ``stored`` where a copy's source turns no images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -425,7 +397,8 @@ class ColumnRoles:
         about: paths of scalar columns beside them.
         lists: paths of columns of lists, maps and structs.
         left: columns that are none of these, such as other binary ones.
-        is_turned: Hugging Face's ``datasets`` reads the images, which turns them as their EXIF data says.
+        is_turned: Hugging Face's ``datasets`` reads the images, which turns them as their EXIF data says; of a copy of
+            ours, its source is read so.
         named: names that the numbers of other columns stand for, by what the column is called among metadata.
     """
 
@@ -448,7 +421,7 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
         schema: schema of the file; the metadata of Hugging Face's ``datasets`` names images, labels and classes.
         column: name of the column with the samples: texts, lists of numbers or binary; by default images.
     """
-    features = _features(schema)
+    features = features_of(schema)
     leaves = {field.name: path for field in schema if (path := _image_leaf(field)) is not None}
     named = [name for name in leaves if _kind(features.get(name)) == "Image"]
     called = (name for field in _IMAGE_NAMES if (name := find_name([*leaves], (field,))) is not None)
@@ -473,8 +446,8 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
     about = tuple(path for path, kind in beside if is_scalar(kind))
     nested = nested_names(schema)
     kept = {*about, *nested}
-    lists = {name: features[name].get("names") for name in numbered}
-    classes = {name: tuple(map(str, names)) for name, names in lists.items() if isinstance(names, list)}
+    lists = tuple(path for path, _ in beside if path in nested)
+    classes = names_by_path(features)
     return ColumnRoles(
         image=leaves[image],
         mask=None if mask is None else leaves[mask],
@@ -482,18 +455,23 @@ def columns_of_schema(schema: pa.Schema, column: str | None = None) -> ColumnRol
         other=other,
         classes=classes.get(label or "", ()),
         about=about,
-        lists=tuple(path for path, _ in beside if path in nested),
+        lists=lists,
         left=(
             *images,
             *(path for name in (image, mask) if name is not None for path in _fields_beside(schema.field(name))),
             *(path for path, _ in beside if path not in kept),
         ),
-        is_turned=_kind(features.get(image)) == "Image",
-        named={column_name(name): names for name, names in classes.items() if name in about},
+        is_turned=_kind(features.get(image)) == "Image" and (schema.metadata or {}).get(ORIENTATION) != b"stored",
+        named={
+            OTHER_LABELS if path == other else column_name(path): names
+            for path, names in classes.items()
+            if names and path in (*about, *lists, other)
+        },
     )
 
 
-def _features(schema: pa.Schema) -> dict[str, Any]:
+def features_of(schema: pa.Schema) -> dict[str, Any]:
+    """What a schema says of columns to Hugging Face's ``datasets``, by column; empty where it says nothing."""
     try:
         said = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
         features = said["info"]["features"]
@@ -640,8 +618,6 @@ def roles_in(object: str, schema: pa.Schema, column: str | None = None) -> Colum
     columns = columns_of_schema(schema, column)
     if columns is None:
         raise DataError(_lacks(object, schema, column))
-    if (name := first_twice(columns.classes)) is not None:
-        raise DataError(f"{object} has two classes called {name!r} in its table of classes: give each its own name")
     check_column_names(object, (*columns.about, *columns.lists))
     kind = None if columns.other is None else schema.field(columns.other).type
     if kind is not None and not is_list(kind):
@@ -746,10 +722,19 @@ def label_texts(object: str, columns: ColumnRoles, beside: pa.Table) -> pa.Chunk
     if columns.label is None:
         other = None if columns.other is None else beside[columns.other]
         return pa.nulls(len(beside), pa.string()) if other is None else column_labels(other, label_text)
-    values = _without_nan(without_extension(beside[columns.label]))
-    if not columns.classes or not _are_whole(values):
+    return texts_of_labels(object, beside[columns.label], columns.classes)
+
+
+def texts_of_labels(object: str, column: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray | pa.Array:
+    """What a column of labels says, by the names that its numbers stand for where there are some.
+
+    Raises:
+        DataError: a label is a number of no class, or no text in UTF-8, or two numbers have one name.
+    """
+    values = _without_nan(without_extension(column))
+    if not classes or not _are_whole(values):
         return column_labels(values, label_text)
-    return named_labels(object, values.cast(pa.int64()), columns.classes)
+    return named_labels(object, values.cast(pa.int64()), classes)
 
 
 def named_labels(place: str, numbers: pa.ChunkedArray, classes: Sequence[str]) -> pa.ChunkedArray:
@@ -761,8 +746,10 @@ def named_labels(place: str, numbers: pa.ChunkedArray, classes: Sequence[str]) -
         classes: the names.
 
     Raises:
-        DataError: a number has no name.
+        DataError: a number has no name, or two have the same.
     """
+    if (twice := first_twice(classes)) is not None:
+        raise DataError(f"{place} has two classes called {twice!r} in its table of classes: give each its own name")
     greatest = pc.max(numbers).as_py()
     if greatest is not None and greatest >= len(classes):
         raise DataError(f"{place} has a label {greatest} and names for {len(classes)} classes only")

@@ -44,7 +44,15 @@ from frostline.datasets.formats.lists import (
     read_list,
     read_lists,
 )
-from frostline.datasets.formats.tables import SAID, TableFile, finish_table, known_parts, omissions_in, with_partitions
+from frostline.datasets.formats.tables import (
+    SAID,
+    TableFile,
+    finish_table,
+    known_parts,
+    names_of_columns,
+    omissions_in,
+    with_partitions,
+)
 from frostline.stores.local import base_url
 from frostline.stores.open import open_store
 from frostline.stores.protocols import (
@@ -220,7 +228,7 @@ def _outer(urls: Iterable[str]) -> Mapping[str, int]:
     return outer
 
 
-_RULE = "frostline url lists 12"
+_RULE = "frostline url lists 13"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
@@ -303,7 +311,8 @@ class UrlLists:
         table = _with_sizes(table, found)
         if any(masks):
             table = _with_masks(table.drop_columns([MASK_PATH]), masks, found, known_sizes(before), store.url)
-        said = encode_labels(table[SAID])
+        classes = {some.classes for some in rows if some.classes}
+        said = encode_labels(table[SAID], classes.pop() if len(classes) == 1 else ())
         return ListedSamples(
             table=finish_table(table, said),
             classes=said.classes,
@@ -317,6 +326,7 @@ class UrlLists:
                 *(left for some, more in zip(rows, lost, strict=True) for left in (*some.left_out, *more)),
                 *contradictions_of_partitions(tables, names),
             ),
+            named=names_of_columns(made, [some.named for some in rows]),
         )
 
 

@@ -102,6 +102,7 @@ class Report:
         where: pairs of a part of the work and where it ran.
         nodes: requests to each of several nodes, and their outcome.
         skipped: samples that could not be read.
+        left_out: parts of the data that are no samples, by kind and reason.
         nonfinite: samples for which the frozen layers gave Inf or NaN, counted each time that they came.
         first_nonfinite: the first row with Inf or NaN, in words: its sample, cut, dtype and engine; empty if there is
             none.
@@ -156,6 +157,7 @@ class Report:
     where: tuple[WorkLocation, ...] = ()
     nodes: tuple[NodeUse, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    left_out: tuple[Mapping[str, Any], ...] = ()
     nonfinite: int = 0
     first_nonfinite: str = ""
     interrupted: bool = False
