@@ -188,7 +188,7 @@ def test_ranks_and_workers_add_up_and_the_one_that_waits_longest_says_why():
     assert summarise_job([], [ACTIVITY], None) is None
 
 
-def test_nodes_that_failed_are_named_with_the_sums_of_all_processes_those_in_trouble_first():
+def test_nodes_that_failed_have_the_sums_of_all_processes_those_in_trouble_first():
     uses = [NodeUse(url=f"http://{name}", requests=9, samples=8) for name in "abcdef"]
     uses[1] = replace(uses[1], failures=9)
     uses[4] = replace(uses[4], failures=1, trouble="no connection\n" * 20)

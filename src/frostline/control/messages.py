@@ -104,7 +104,7 @@ class NodeFailures:
     """One of several nodes that failed requests of a process, or took over those that others had failed.
 
     Attributes:
-        node: its URL.
+        node: the URL.
         samples: samples that it answered.
         retries: requests to it that another node had failed.
         failures: requests to it that broke, or that it refused.
@@ -135,7 +135,7 @@ class JobActivity:
         saved_s: seconds in which the link, at its measured bandwidth, would have moved ``saved_bytes``. They are the
             link's: a loop that never waits for it is no sooner done. None where the bandwidth is not known.
         retries: requests made again, because they failed.
-        nodes: up to four nodes that failed some, those in trouble first.
+        nodes: nodes that failed some, four at most, those in trouble first.
         bottleneck: the part that holds the job back; None where this report does not say.
         plan: the plan; None where this report does not say.
     """
@@ -454,7 +454,7 @@ class JobSummary(TypedDict):
         wire_bytes: bytes that came from the store side.
         saved: bytes, seconds and money that it saved.
         retries: requests made again, because they failed.
-        nodes: up to 16 nodes that failed some, with sums over all processes, those in trouble first.
+        nodes: nodes that failed some, 16 at most, with sums over all processes, those in trouble first.
         bottleneck: the part that holds back the process that waits longest; None where none says.
         plan: the plan; None where none says.
     """

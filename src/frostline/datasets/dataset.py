@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, SupportsIndex, TypeAlias, cast, overload
 
@@ -19,7 +20,7 @@ from frostline.core.units import warn_caller
 from frostline.datasets.formats.base import SelectedRows
 from frostline.datasets.formats.known import check_inputs, format_with, part_names
 from frostline.datasets.formats.labels import SPLIT
-from frostline.datasets.formats.left_out import LeftOut, describe_left_out, log_losses
+from frostline.datasets.formats.left_out import describe_left_out, log_losses
 from frostline.datasets.formats.urls import places_in
 from frostline.datasets.manifest import DatasetStatistics, Manifest, rows_of_ids
 from frostline.datasets.manifest_store import NamedSplits
@@ -205,7 +206,9 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         """The whole manifest and the rows of it that are in this data set, for other parts of Frostline."""
         if self._selected is None:
             whole = self.source.manifest(self._on_event)
-            left = describe_left_out(self._url, self._left_out_of(whole))
+            if self._label is not None or self._declared:  # of labels that are said twice, these count
+                whole = replace(whole, left_out=tuple(left for left in whole.left_out if not left.is_label))
+            left = describe_left_out(self._url, whole.left_out)
             if left is not None:
                 self._on_event(left)
             if self._label is not None:
@@ -219,16 +222,6 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
     def manifest(self) -> Manifest:
         """The manifest of these samples: their table, and how it was made."""
         return self.selection.manifest
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Parts of the whole data that are no samples, by kind and reason, as the line that tells of them has them."""
-        return self._left_out_of(self.selection.whole)
-
-    def _left_out_of(self, whole: Manifest) -> tuple[LeftOut, ...]:
-        """Of labels that are said twice nothing is left out where somebody has named the ones that count."""
-        is_named = self._label is not None or bool(self._declared)
-        return tuple(left for left in whole.left_out if not (is_named and left.is_label))
 
     @property
     def samples(self) -> SampleTable:

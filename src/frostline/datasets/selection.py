@@ -341,7 +341,7 @@ def check_names_agree(named: Mapping[str, Sequence[str]], column: str) -> None:
         column: name of the column.
 
     Raises:
-        DataError: They do not.
+        DataError: The numbers do not.
     """
     if column in named and not named[column]:
         raise DataError(

@@ -422,7 +422,7 @@ def extract(
             engine_error=work.engine_error,
             codec_error=max(statistics.codec_error, work.codec_error),
             skipped=tuple(sample for number in sorted(done) for sample in done[number].skipped),
-            left_out=setup.whole.left_out,
+            left_out=setup.whole.manifest.left_out,
             nonfinite=sum(len(part.nonfinite) for part in done.values()),
             first_nonfinite=work.first_nonfinite(done),
         )

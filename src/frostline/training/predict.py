@@ -116,7 +116,7 @@ def predict(
         out=None if out is None else str(out),
         samples=samples,
         skipped=len(statistics.skipped),
-        left_out=setup.whole.left_out,
+        left_out=setup.whole.manifest.left_out,
         nonfinite=statistics.nonfinite,
         first_nonfinite=statistics.first_nonfinite,
         counts=dict(counts.most_common()),

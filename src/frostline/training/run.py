@@ -636,7 +636,7 @@ class _Run:
             where=tuple(WorkLocation(part=part, where=where) for part, where in explained.where),
             nodes=statistics.nodes,
             skipped=statistics.skipped,
-            left_out=tuple(json_of(self._setup.whole.left_out)),
+            left_out=tuple(json_of(self._setup.whole.manifest.left_out)),
             nonfinite=statistics.nonfinite,
             first_nonfinite=statistics.first_nonfinite,
             interrupted=self._interrupted,

@@ -123,7 +123,7 @@ def put_into_table(
         nbytes=sum(part.nbytes for part in parts),
         seconds=time.perf_counter() - started,
         skipped=tuple(skipped for part in parts for skipped in part.skipped),
-        left_out=source.left_out,
+        left_out=source.manifest.left_out,
     )
 
 

@@ -171,7 +171,7 @@ class Packer(Protocol):
         Args:
             part: the number.
             samples: samples of the part, in the source's order.
-            source: what holds of all samples.
+            source: facts that hold of all samples.
 
         Raises:
             SettingError: the format cannot hold these samples.

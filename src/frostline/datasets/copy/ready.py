@@ -288,7 +288,7 @@ def _ingest(
         made=made,
         seconds=time.perf_counter() - started,
         skipped=tuple(skipped for part in parts for skipped in part.skipped),
-        left_out=source.left_out,
+        left_out=source.manifest.left_out,
     )
 
 

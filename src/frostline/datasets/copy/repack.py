@@ -213,7 +213,7 @@ class _Copy:
             parts=len(parts),
             seconds=time.perf_counter() - started,
             skipped=tuple(skipped for part in parts for skipped in part.skipped),
-            left_out=self._source.left_out,
+            left_out=self._source.manifest.left_out,
         )
 
     def _present(self, parts: Iterable[CopiedPart]) -> list[str]:
