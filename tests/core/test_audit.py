@@ -79,6 +79,7 @@ def test_a_flood_of_different_things_takes_bounded_space(tmp_path, monkeypatch):
 
 def test_no_flood_hides_who_did_what(tmp_path, monkeypatch):
     monkeypatch.setattr(audit, "_MAX_KINDS", 8)
+    monkeypatch.setattr(audit, "_MAX_UNKNOWN", 8)
     path = tmp_path / "audit.jsonl"
     log = AuditLog(path)
     for number in range(100):

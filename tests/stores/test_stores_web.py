@@ -275,10 +275,10 @@ def test_a_body_without_an_end_is_read_no_further_than_was_asked_for(head, read,
 
 @pytest.mark.promise("bounded", mended="the server of a bucket that sent an object without an end filled memory")
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
-@pytest.mark.parametrize("end", [b"", b"Content-Length: 99999999999\r\n"])
-def test_an_object_of_a_bucket_without_an_end_is_read_no_further_than_was_asked_for(scheme, end):
+def test_an_object_of_a_bucket_without_an_end_is_read_no_further_than_was_asked_for(scheme):
     about = b'ETag: "1"\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nContent-Range: bytes 0-4/10\r\n'
-    with endless_server(b"HTTP/1.1 206 Partial Content\r\n" + about + end + b"\r\n") as (url, sent):
+    length = b"Content-Length: 99999999999\r\n\r\n"  # without one the driver reads nothing
+    with endless_server(b"HTTP/1.1 206 Partial Content\r\n" + about + length) as (url, sent):
         options = {"s3": "&region=eu-1", "gs": "", "az": "&account=a"}[scheme]
         root = f"{scheme}://photos?endpoint={url.removesuffix('/photos')}&anonymous=true{options}"
         store = cloud_store(root, parse_url(root), retry_for_s=0.0)
