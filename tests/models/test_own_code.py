@@ -468,6 +468,15 @@ class Slotted:
         self.steps = 0
 
 
+class Computed(Slotted):
+    """What stands before the slot of the class below cannot be set, and is another value each time."""
+
+    steps = property(lambda self: (0,))
+
+    def __init__(self):
+        pass
+
+
 class Held:
     steps = 0
 
@@ -511,6 +520,7 @@ KEPT = {
     "an array": (lambda: np.zeros(2), lambda kept: float((kept.__iadd__(1))[0])),
     "an iterator": (lambda: itertools.count(1), next),
     "slots": (Slotted, lambda kept: setattr(kept, "steps", kept.steps + 1) or kept.steps),
+    "a slot behind a property": (Computed, lambda kept: kept.steps[0]),
     "a class": (Held, in_class),
     "an object with a tensor": (Held, lambda kept: kept.sum.add_(1)),
     "an object with an array": (Held, lambda kept: float(kept.array.__iadd__(1)[1])),

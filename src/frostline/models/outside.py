@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -475,7 +475,9 @@ def _inside(value: Any) -> Sequence[Any]:
 def _slots(kind: type) -> Iterator[str]:
     for base in kind.__mro__:
         names = vars(base).get("__slots__", ())
-        yield from (name for name in ((names,) if isinstance(names, str) else names) if name[:2] != "__")
+        for name in (names,) if isinstance(names, str) else names:
+            if isinstance(getattr(kind, name, None), MemberDescriptorType):  # and no property that stands before it
+                yield name
 
 
 def _kept(value: Any) -> Any:
@@ -560,9 +562,11 @@ def _is_users(kind: type) -> bool:
 
 @cache
 def _is_own_file(path: str) -> bool:
-    return bool(path) and not path.startswith(("<frozen", *_INSTALLED))
+    return bool(path) and not path.startswith(("<frozen", *_INSTALLED)) and _PACKAGES.isdisjoint(Path(path).parts)
 
 
+# Packages lie in one folder of the environment, and in others of the user's and the system's, which it may see too.
+_PACKAGES = frozenset({"dist-packages", "site-packages"})
 _INSTALLED = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")))
 # Of which it is to be seen that they are drawn from: they move on from trial to trial, and are put back at the end.
 _GLOBAL_GENERATORS: Sequence[Any] = [
