@@ -873,7 +873,6 @@ def test_tells_an_error_of_torch_from_a_check_that_took_too_long(tmp_path):
 @pytest.mark.promise("data", mended="a stranger's tokenizer was first read where files and networks could be reached")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux confines processes so")
 def test_a_tokenizer_is_first_read_where_neither_files_nor_networks_are_reached(tmp_path):
-    pytest.importorskip("tokenizers")
     said = checked(tmp_path, REACHING, b"what was sent")
     assert "UnsafeArtifact: what was sent: ['refused 1', " in said.stderr, said.stderr
     assert "done" not in said.stderr.strip().splitlines()[-1]

@@ -133,6 +133,7 @@ SKIPS = (
     Skip(
         reason=r"this system (has no SCHED_BATCH|has no memory without a name|does not say how much a process takes)"
         r"|this system does not say which processes listen where|only Linux has all of 127/8 as its own addresses"
+        r"|only Linux confines processes so|only Linux shows the variables of a process"
         r"|only glibc is told to keep what is freed",
         why="it is a matter of Linux",
         remedy="Linux",

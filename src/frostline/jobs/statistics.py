@@ -26,6 +26,7 @@ from frostline.core.events import (
     EpochFinished,
     EpochStarted,
     Event,
+    NodeLost,
     Observer,
     Replanned,
     RequestFinished,
@@ -496,8 +497,9 @@ def warn_user(event: Event) -> None:
     Python warns where a job is not made as it was asked for. Lost nodes, samples that were left out, and the first one
     that is not finite, are logged.
     """
-    log_losses(event)
-    if isinstance(event, SetupWarning):
+    if isinstance(event, SamplesLeftOut | NodeLost):
+        log_losses(event)
+    elif isinstance(event, SetupWarning):
         warn_caller(event.reason)
     elif isinstance(event, RowsNotFinite) and event.total == event.rows:
         _LOG.warning("%s; more are counted by the job's statistics", event.first)

@@ -640,7 +640,7 @@ def try_tokenizer(content: bytes) -> None:
 
     Raises:
         UnsafeArtifact: The JSON is no tokenizer.
-        OverBudget: Nothing bounds the time or the memory that it takes.
+        OverBudget: The time or the memory that it takes is bounded by nothing.
     """
     try:
         tokenizer = opened_tokenizer(content)
