@@ -640,7 +640,7 @@ def try_tokenizer(content: bytes) -> None:
 
     Raises:
         UnsafeArtifact: The JSON is no tokenizer.
-        OverBudget: Nothing bounds the time or the memory that it takes.
+        OverBudget: The tokenizer may take any time or memory.
     """
     try:
         tokenizer = opened_tokenizer(content)

@@ -238,7 +238,7 @@ class Prefixes:
             file: file that takes it.
 
         Returns:
-            Whether it was written; False where there is no such piece of that size any more.
+            True if it was written; False where there is no such piece of that size any more.
         """
         known = self._bridge.known
         if known is not None and (content := known.get(digest)) is not None:
