@@ -555,9 +555,9 @@ def _cut(value: dict[str, Any], nodes: int) -> Cut:
         is_relu=value["is_relu"],
     )
     if any(size < 0 for shape in cut.shapes for size in shape) or not set(cut.dtypes) <= set(DTYPE_BYTES):
-        raise UnsafeArtifact(f"cut {cut.number} declares tensors of a shape or type that there is not")
+        raise UnsafeArtifact(f"cut {cut.number} declares tensors that there are none of")
     if not -1 <= cut.after < nodes or not len(cut.tensors) == len(cut.shapes) == len(cut.dtypes) >= 1:
-        raise UnsafeArtifact(f"cut {cut.number} lies outside the graph, or has not one shape and type for each tensor")
+        raise UnsafeArtifact(f"cut {cut.number} does not make sense")
     return cut
 
 
@@ -640,7 +640,7 @@ def try_tokenizer(content: bytes) -> None:
 
     Raises:
         UnsafeArtifact: The JSON is no tokenizer.
-        OverBudget: The time or the memory that it takes is bounded by nothing.
+        OverBudget: The tokenizer may take any time or memory.
     """
     try:
         tokenizer = opened_tokenizer(content)
