@@ -5,8 +5,8 @@
     python scripts/first_screen.py --random-weights  # the network untrained, where no weights can be fetched
 
 It builds the wheel, runs `frostline --version` and `frostline train --help`, starts `frostline serve` on a folder of
-images that it draws, runs the README's loop near that node, and then an epoch of `frostline demo`. What fails ends it
-with that command's output.
+images that it draws, runs the README's loop near that node, and then an epoch of `frostline demo`, with --site on those
+images in place of the demo's own, which take a minute of a core. What fails ends it with that command's output.
 """
 
 import argparse
@@ -112,7 +112,8 @@ def main():
             node.wait(60)
         if not asked.site:
             install(python, f"{wheel}[demo]")
-        said = run(frostline, "demo", "--epochs", "1", "--out", "demo", cwd=folder)
+        own = ("--data", "photos") if asked.site else ()
+        said = run(frostline, "demo", "--epochs", "1", "--out", "demo", *own, cwd=folder)
         if "held-out accuracy" not in said or not (folder / "demo").is_dir():
             raise SystemExit(f"frostline demo: {said}")
     print("the README's first screen and the demo run from the wheel")

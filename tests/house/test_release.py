@@ -85,13 +85,14 @@ def test_the_first_screen_that_a_wheel_runs_is_the_readmes_near_a_node_that_is_t
         wheel["stranger"](found, "http://127.0.0.1:7", random_weights=True)
 
 
+@pytest.mark.timeout(600)  # it installs, serves, trains twice, and other tests run beside it
 @pytest.mark.usefixtures("plain_starts")
 def test_a_wheel_in_an_empty_environment_runs_the_readmes_first_screen_and_the_demo():
     sites = (Path(sitecustomize.__file__).parent, sysconfig.get_path("purelib"))
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "first_screen.py"), "--random-weights"]
         + [word for site in sites for word in ("--site", str(site))],
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=580,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.endswith("the README's first screen and the demo run from the wheel\n")
