@@ -43,6 +43,7 @@ from frostline.core.errors import (
     Unavailable,
 )
 from frostline.core.events import NodeBack, NodeLost, PhaseStarted, ProgressMade
+from frostline.core.files import checked_text
 from frostline.core.nouns import take_texts
 from frostline.datasets import source as strangers
 from frostline.datasets.check import check
@@ -401,9 +402,9 @@ def test_a_node_in_a_process_of_its_own_lists_too(photos, shared_node, tmp_path)
 
 
 GOOD = manifest_bytes(table_of())
-ABOUT_GOOD = (
-    b'{"digest": "%s", "classes": ["a"], "reading": "objects", "splits": [], "left_out": [], "is_turned": false, '
-    b'"named": {}}' % DIGEST.encode()
+ABOUT_GOOD = checked_text(
+    {"digest": DIGEST, "classes": ["a"], "reading": "objects", "splits": [], "left_out": [], "is_turned": False}
+    | {"named": {}}
 )
 
 
@@ -544,7 +545,7 @@ def test_refuses_rows_that_its_bytes_cannot_hold(tmp_path):
     )
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    assert "hold" in refusal(answer_of(sink.getvalue().to_pybytes(), samples=count), tmp_path)
+    assert "do not fit" in refusal(answer_of(sink.getvalue().to_pybytes(), samples=count), tmp_path)
 
 
 @pytest.mark.parametrize(

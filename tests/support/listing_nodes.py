@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from frostline.core.config import NodeSettings
+from frostline.core.files import checked_text
 from frostline.datasets.mapped import ABOUT
 from frostline.node import Node
 from support.nodes import served
@@ -72,7 +73,7 @@ def manifest_bytes(table, **about):
         **about,
     }
     sink = pa.BufferOutputStream()
-    pq.write_table(table.replace_schema_metadata({ABOUT: json.dumps(said)}), sink, compression="zstd")
+    pq.write_table(table.replace_schema_metadata({ABOUT: checked_text(said)}), sink, compression="zstd")
     return sink.getvalue().to_pybytes()
 
 

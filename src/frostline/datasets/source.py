@@ -44,7 +44,7 @@ from frostline.core.errors import (
     Unavailable,
 )
 from frostline.core.events import NodeBack, NodeLost, Observer, PhaseStarted
-from frostline.core.files import make_private_folder, open_private, warn_not_kept
+from frostline.core.files import make_private_folder, open_private, read_checked, warn_not_kept
 from frostline.core.hints import suggest_names
 from frostline.core.units import in_bytes
 from frostline.datasets.formats.base import COLUMNS, TARGET_COLUMNS
@@ -158,7 +158,7 @@ def _check_schema(schema: pa.Schema, about: pq.FileMetaData, head: ManifestHead)
 
 def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
     try:
-        about = json.loads((schema.metadata or {}).get(ABOUT, b"{}"))
+        about = read_checked((schema.metadata or {}).get(ABOUT, b"{}"))
         read_left_out(about["left_out"])
     except (KeyError, RecursionError, TypeError, ValueError):
         about = None
