@@ -161,10 +161,9 @@ def _about_in(schema: pa.Schema, head: ManifestHead) -> Mapping[str, Any]:
         about = read_checked((schema.metadata or {}).get(ABOUT, b"{}"))
         read_left_out(about["left_out"])
     except (KeyError, RecursionError, TypeError, ValueError):
-        about = None
+        about = {}
     is_right = (
-        isinstance(about, dict)
-        and about.get("digest") == head.digest
+        about.get("digest") == head.digest
         # What lies elsewhere is listed by no node.
         and about.get("reading") in (OBJECTS, CELLS, UNPACKED)
         and all(_are_texts(about.get(name)) for name in ("classes", "splits"))
