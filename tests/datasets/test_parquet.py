@@ -129,6 +129,17 @@ def test_classes_have_the_names_and_the_order_that_hugging_face_gives_them(store
     assert listed.table["label"].to_pylist() == [names.index(example.label) for example in EXAMPLES]
 
 
+def write_hugging_face(store, name, kind, table, features):
+    """A file of that name and kind whose schema says what its columns are, as Hugging Face's does."""
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    sink = pa.BufferOutputStream()
+    if kind == "parquet":
+        pq.write_table(table, sink)
+    else:
+        sink.write(arrow_of(table, 1))
+    store.write(f"{name}.{kind}", sink.getvalue().to_pybytes())
+
+
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 def test_another_column_of_classes_has_its_names_where_it_is_the_label(store, kind, tmp_path):
     features = {
@@ -139,13 +150,7 @@ def test_another_column_of_classes_has_its_names_where_it_is_the_label(store, ki
 
     def put(name, fine, features):
         table = pa.table({"image": [png(1), png(2)], "label": [0, 1], "fine": fine})
-        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-        sink = pa.BufferOutputStream()
-        if kind == "parquet":
-            pq.write_table(table, sink)
-        else:
-            sink.write(arrow_of(table, 2))
-        store.write(f"{name}.{kind}", sink.getvalue().to_pybytes())
+        write_hugging_face(store, name, kind, table, features)
 
     put("a", [2, 0], features)
     put("b", pa.array([-1, None], pa.int64()), features)
@@ -206,13 +211,7 @@ def test_numbers_in_lists_and_structs_have_the_names_of_their_table_of_classes(s
     if way == "Sequence":  # as of a list of structs, which datasets writes as a struct of lists
         features["others"] = {"_type": "Sequence", "feature": {"kind": OF_CLASSES}}
     table = pa.table({"image": [png(1), png(2)], name: [[0], [1, 0]], "objects": boxes, "others": [{"kind": [1]}] * 2})
-    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    sink = pa.BufferOutputStream()
-    if kind == "parquet":
-        pq.write_table(table, sink)
-    else:
-        sink.write(arrow_of(table, 1))
-    store.write(f"a.{kind}", sink.getvalue().to_pybytes())
+    write_hugging_face(store, "a", kind, table, features)
     for _ in range(2):  # as it was found again
         for column in (name, "objects.category"):
             data = Dataset(store.url, targets=fl.MultiLabel(column=column), cache=tmp_path)

@@ -108,7 +108,7 @@ class NodeFailures:
         samples: samples that it answered.
         retries: requests to it that another node had failed.
         failures: requests to it that broke, or that it refused.
-        trouble: beginning of the reason why it is asked nothing, or less, for now; empty where it is well.
+        trouble: start of the reason why it is asked nothing, or less, for now; empty where it is well.
     """
 
     node: Annotated[str, Sized(0, MAX_NODE_TEXT, is_printable=True)]
