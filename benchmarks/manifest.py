@@ -167,7 +167,7 @@ def _names(start, rows):
 
 def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
     """A manifest beside data that is not there, as it is kept; and the note of what was built last."""
-    from frostline.core.files import with_schema
+    from frostline.core.files import checked_text, with_schema
     from frostline.datasets.formats.base import COLUMNS
 
     kind = f"{rows} {classes} {shuffled}" + ("" if photographs is None else f" {photographs[1]}")
@@ -178,7 +178,7 @@ def write_manifest(folder, rows, classes, *, shuffled, photographs=None):
         about = {"digest": digest, "classes": [f"class {index}" for index in range(classes)], "reading": "objects"}
         about |= {"splits": [], "divided_by_names": False, "left_out": [], "is_turned": False, "named": {}}
         schema = COLUMNS.append(pa.field("patient", pa.int64()))
-        schema = schema.with_metadata({"frostline.manifest": json.dumps(with_schema(about, SCHEMA))})
+        schema = schema.with_metadata({"frostline.manifest": checked_text(with_schema(about, SCHEMA))})
         partial = path.with_suffix(".partial")
         with pq.ParquetWriter(partial, schema, compression="zstd", write_page_checksum=True) as writer:
             for start in range(0, rows, GROUP):

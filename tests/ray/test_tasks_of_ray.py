@@ -145,7 +145,7 @@ def test_tasks_of_ray_data_tell_of_rows_that_are_not_finite(folder, here):
     said = rf"\b{broken} of rows 0 to 35 are not finite; the frozen layers gave Inf or NaN for sample circle/\d+\.jpg"
     assert broken > 1
     # This Ray has no process that brings the logs of tasks to whoever asked, as others have.
-    logs = here.state.parent.glob("session_*/logs/worker-*")
+    logs = here.state.parent.glob("ray/session_*/logs/worker-*")
     assert re.search(said, "".join(file.read_text() for file in logs))
 
 

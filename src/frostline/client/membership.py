@@ -99,8 +99,8 @@ def require_protocol(health: Health, node: str, ours: tuple[int, int] = PROTOCOL
     """
     if common_protocol(health.protocol, ours) is None:
         raise Refused(
-            f"{node} runs Frostline {health.version}, which speaks protocols {_span(health.protocol)}, and "
-            f"{__version__} here speaks {_span(ours)}: install a release between the two where the older one runs"
+            f"{node} runs Frostline {health.version}, which speaks {_protocols(health.protocol)}, and "
+            f"{__version__} here speaks {_protocols(ours)}: install a release between the two where the older one runs"
         )
 
 
@@ -118,9 +118,9 @@ def ask_protocol(node: str, probe: Transport) -> None:
         require_protocol(probe.health(), node)
 
 
-def _span(protocols: tuple[int, int]) -> str:
-    least, greatest = protocols
-    return f"{least}" if least == greatest else f"{least} to {greatest}"
+def _protocols(versions: tuple[int, int]) -> str:
+    least, greatest = versions
+    return f"protocol {least}" if least == greatest else f"protocols {least} to {greatest}"
 
 
 class _Prober:

@@ -120,9 +120,11 @@ def start(cpus: int, object_bytes: int) -> str:
     at = folder()
     make_private_folder(at)
     _require_own(at)
-    address = at / "ray_current_cluster"
+    # Ray lets everybody write to the folder that it is given: within this one, nobody else reaches it.
+    within = at / "ray"
+    address = within / "ray_current_cluster"
     address.unlink(missing_ok=True)
-    options = (f"--num-cpus={cpus}", f"--object-store-memory={object_bytes}", f"--temp-dir={at}")
+    options = (f"--num-cpus={cpus}", f"--object-store-memory={object_bytes}", f"--temp-dir={within}")
     with (at / "head.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603 (Ray's own command, no shell)
             [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", *_OPTIONS, *options],
@@ -133,7 +135,7 @@ def start(cpus: int, object_bytes: int) -> str:
             # Else it asks for a token where this user has one from another Ray, and who joins by an address sends none.
             env={"RAY_AUTH_MODE": "disabled", **os.environ, **_ENVIRONMENT},
         )
-    _wait(process, address)
+    _wait(process, address, at / "head.log")
     found = address.read_text().strip()
     (at / "head.json").write_text(json.dumps(with_schema({"pid": process.pid, "address": found}, _FORMAT)))
     return found
@@ -154,7 +156,7 @@ def end() -> None:
     shutil.rmtree(folder(), ignore_errors=True)
 
 
-def _wait(process: subprocess.Popen[bytes], address: Path) -> None:
+def _wait(process: subprocess.Popen[bytes], address: Path, log: Path) -> None:
     """Wait until Ray has written its address, which it does once it runs."""
     until = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < until:
@@ -162,7 +164,7 @@ def _wait(process: subprocess.Popen[bytes], address: Path) -> None:
             return
         time.sleep(_LOCAL_LOOK_S)
     process.terminate()
-    said = (address.parent / "head.log").read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip()
+    said = log.read_bytes()[-_LAST_WORDS:].decode(errors="replace").strip()
     raise NodeUnreachable(f"Ray did not start on this machine: {' / '.join(said.splitlines())}")
 
 
