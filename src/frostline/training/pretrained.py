@@ -46,7 +46,18 @@ __all__ = (
 )
 
 _TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
-_UNREADABLE = (EOFError, LookupError, OSError, RuntimeError, SafetensorError, TypeError, UnpicklingError, ValueError)
+_UNREADABLE = (
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    UnpicklingError,
+    ValueError,
+)
 _ANSWERS_WITHIN_S = 10.0
 
 
