@@ -148,7 +148,7 @@ def test_explains_what_cannot_be_predicted(capsys, data, near, classified, tmp_p
 
 
 @pytest.mark.promise(
-    "bounded", mended="a run folder had predict make a classifier of a million outputs that learned nothing"
+    "data", mended="a run folder had predict make a classifier of a million outputs that learned nothing"
 )
 @pytest.mark.parametrize(
     ("config", "options", "said"),

@@ -195,6 +195,16 @@ def test_without_a_network_and_a_cache_the_files_to_bring_are_named():
     assert "\n" not in str(said.value)
 
 
+@pytest.mark.parametrize(
+    "name", ["hf:a\0/b", "hf:a-/b", "hf:a/b..c", "hf:a/\x1b[2J", "timm:resnet18.nobody", "timm:resnet18.\0"]
+)
+def test_names_that_nothing_can_have_get_a_sentence(name):
+    if name.startswith("timm:"):
+        pytest.importorskip("timm")
+    with pytest.raises(UnknownModel, match=r"no model of the hub is called|timm has no model"):
+        load_model(name, classes=2, weights="random")
+
+
 @pytest.mark.parametrize("name", ["hf:nowhere", "hf:./not/here", "hf:a/b/c"])
 def test_explains_a_value_that_is_neither_a_folder_nor_a_name(name):
     with pytest.raises(UnknownModel, match="hf:OWNER/NAME"):

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -293,8 +293,9 @@ def _processed(name: str, folder: Path, on_event: Observer) -> Preprocess:
 
 def _folder(name: str, on_event: Observer) -> Path:
     wanted = name.partition(":")[2]
-    if Path(wanted).is_dir():
-        return Path(wanted)
+    with suppress(ValueError):  # no folder has such a name
+        if Path(wanted).is_dir():
+            return Path(wanted)
     owner, _, rest = wanted.partition("/")
     if not owner or not rest or "/" in rest or wanted.startswith((".", "~")):
         raise UnknownModel(f"there is no folder {wanted!r}, and no model of the hub is called so: write hf:OWNER/NAME")
@@ -304,6 +305,10 @@ def _folder(name: str, on_event: Observer) -> Path:
 def _in_hub_cache(name: str, repository: str, on_event: Observer) -> Path:
     """The folder of a repository in the hub's cache, into which it is fetched where it is not there yet."""
     hub = import_package("huggingface_hub", "huggingface_hub")
+    try:
+        hub.utils.validate_repo_id(repository)
+    except ValueError as error:
+        raise UnknownModel(f"no model of the hub is called {repository!r}: {error}") from error
     found = hub.try_to_load_from_cache(repository, _CONFIG)
     weights = hub.try_to_load_from_cache(repository, _WEIGHTS)
     if isinstance(found, str) and isinstance(weights, str) and _has_inputs(Path(found).parent):
