@@ -193,6 +193,16 @@ def test_members_of_gzip_one_after_the_other_are_one_file(store):
     assert len(fl.Dataset(store.url)) == len(IMAGES)
 
 
+@pytest.mark.promise("data", mended="the header of a compressed tar was read byte by byte, however long it was")
+def test_a_header_of_any_length_takes_little_of_a_processor(store, tmp_path):
+    begun = b"\x1f\x8b\x08\x08" + bytes(6)
+    store.write("x.tar.gz", begun + b"a" * (32 << 20))
+    began_s = time.process_time()
+    with pytest.raises(DataError, match=r"x.tar.gz is cut off"):
+        TarCopies(tmp_path).path_of(store, store.url, entry_of(store))
+    assert time.process_time() - began_s < 3
+
+
 def test_a_tar_that_unpacks_to_too_much_is_refused_before_the_disk_is_full(store):
     store.write("x.tar.gz", gzip.compress(bytes(120 << 20), 9))
     with pytest.raises(DataError, match=r"would unpack to more than 500 times its \d+ kB"):

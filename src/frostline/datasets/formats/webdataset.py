@@ -3,7 +3,6 @@
 Keeps plain copies of compressed tars in a cache folder: each is unpacked once, within bounds, and whole or not.
 """
 
-import gzip
 import hashlib
 import io
 import json
@@ -77,7 +76,8 @@ __all__ = (
 )
 
 
-_PIECE = 4 << 20
+_PIECE, _OF_GZIP = 4 << 20, 31
+_FED = 64 << 10  # at once, of which all behind a member of gzip is copied
 # gzip makes nothing smaller than a thousandth. A tar of texts of one byte, each with its header, is 150 times as large
 # as its compressed file, so that what exceeds this was made to fill a disk.
 _MAX_TIMES = 500
@@ -222,11 +222,10 @@ def _digest(*texts: str) -> str:
 
 def _is_there(path: Path) -> bool:
     """Whether a copy is there, which counts as use of it."""
-    try:
+    with suppress(FileNotFoundError):
         os.utime(path)
-    except FileNotFoundError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _too_large(tar: CompressedTar, nbytes: int, max_bytes: int, folder: Path) -> str:
@@ -242,15 +241,20 @@ def _too_large(tar: CompressedTar, nbytes: int, max_bytes: int, folder: Path) ->
 
 
 def _plain(store: Versioned, tar: CompressedTar) -> Iterator[bytes]:
-    """The bytes of the plain tar, one after another."""
+    """The bytes of the plain tar, one after another. Python's own reader takes a header of any length byte by byte."""
+    file, inflate, left = io.BufferedReader(_Compressed(store, tar), _PIECE), zlib.decompressobj(_OF_GZIP), b""
     try:
-        with gzip.GzipFile(fileobj=io.BufferedReader(_Compressed(store, tar), _PIECE)) as file:
-            while piece := file.read(_PIECE):
-                yield piece
-    except EOFError as error:
-        raise DataError(f"{tar.file} is cut off: make it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
+        while data := left or file.read(_FED):
+            left = b""
+            if not inflate.eof or (data := data.lstrip(b"\0")):  # zeros may fill up what is behind a member
+                inflate = zlib.decompressobj(_OF_GZIP) if inflate.eof else inflate
+                yield inflate.decompress(data, _PIECE)
+                left = inflate.unconsumed_tail or inflate.unused_data
+        yield inflate.flush()
+    except zlib.error as error:
         raise DataError(f"{tar.file} is not compressed by gzip, or damaged: make it again") from error
+    if not inflate.eof:
+        raise DataError(f"{tar.file} is cut off: make it again")
 
 
 class _Compressed(io.RawIOBase):
@@ -395,7 +399,8 @@ def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...], others
             contents = ranges.at(info.offset_data, info.size) if wanted else None
             yield Member(_checked(info.name.removeprefix("./"), shard.object), info.offset_data, info.size, contents)
         # The module stops at whatever it cannot read as if that were the end.
-        if not _is_end(ranges.at(tar.offset, tarfile.BLOCKSIZE)):
+        end = ranges.at(tar.offset, tarfile.BLOCKSIZE)
+        if len(end) < tarfile.BLOCKSIZE or any(end):
             raise DataError(_cut_off(shard.object))
 
 
@@ -413,10 +418,6 @@ def _said(shard: str) -> Iterator[None]:
 
 def _cut_off(shard: str) -> str:
     return f"{shard} is cut off or damaged: what follows its last whole member is no end of a tar; make it again"
-
-
-def _is_end(block: bytes) -> bool:
-    return len(block) == tarfile.BLOCKSIZE and not any(block)
 
 
 def _checked(name: str, shard: str) -> str:
