@@ -139,7 +139,7 @@ def test_a_file_that_others_may_write_to_does_not_say_who_may_do_what(tmp_path, 
         read(path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 @pytest.mark.parametrize("read", [read_tenants, read_control_settings])
 @pytest.mark.parametrize("theirs", ["file", "folder", "link"])
 def test_what_is_of_another_user_does_not_say_who_may_do_what(tmp_path, read, theirs):

@@ -199,8 +199,6 @@ def test_without_a_network_and_a_cache_the_files_to_bring_are_named():
     "name", ["hf:a\0/b", "hf:a-/b", "hf:a/b..c", "hf:a/\x1b[2J", "timm:resnet18.nobody", "timm:resnet18.\0"]
 )
 def test_names_that_nothing_can_have_get_a_sentence(name):
-    if name.startswith("timm:"):
-        pytest.importorskip("timm")
     with pytest.raises(UnknownModel, match=r"no model of the hub is called|timm has no model"):
         load_model(name, classes=2, weights="random")
 

@@ -331,7 +331,7 @@ def _check_config(name: str, folder: Path) -> None:
 
     Raises:
         UnknownModel: There is none.
-        ModelError: It cannot be read, or names such code.
+        ModelError: The file cannot be read, or names such code.
     """
     file = folder / _CONFIG
     try:
