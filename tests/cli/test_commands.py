@@ -164,7 +164,9 @@ OTHERS = {
 @pytest.mark.parametrize(("names", "verb"), [*commands()])
 def test_what_stands_in_place_of_another_programs_option_is_one_that_the_verb_has(capsys, names, verb):
     options = {opt for param in verb.params for opt in param.opts}
-    words = "num-workers fp16 host verbose gpus pretrained epoch-length val-data early-stopping wandb config what-if src"
+    words = (
+        "num-workers fp16 host verbose gpus pretrained epoch-length val-data early-stopping wandb config what-if src"
+    )
     for word in words.split():
         if f"--{word}" in options:
             continue

@@ -204,7 +204,8 @@ _INSTEAD: Mapping[str, str] = {
         "columns are read where they are asked for: write data.column(name), or Dataset(url, label=..., targets=...)",
     ),
     "amp": 'write with torch.autocast(...) in the loop; accuracy="bf16" is for the frozen layers',
-    "batch_sampler": "write batch_size=32 with shuffle=True, or with data=data.take(rows) for rows in an order of your own",
+    "batch_sampler": "write batch_size=32 with shuffle=True, or with data=data.take(rows) for rows in an order of your "
+    "own",
     **dict.fromkeys(
         ("batch", "iter", "iter_batches", "iter_torch_batches", "to_iterable_dataset", "to_tf_dataset"),
         "batches are a loader's: write loader(data, batch_size=32, shuffle=True)",
@@ -316,9 +317,11 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
             'write torch.save(job.head.state_dict(), "head.pt")',
         ),
         "load_state_dict": 'write job.head.load_state_dict(torch.load("head.pt"))',
-        **dict.fromkeys(("class_names", "class_to_idx", "classes", "targets"), "write job.data.classes, or job.data.targets"),
+        **dict.fromkeys(
+            ("class_names", "class_to_idx", "classes", "targets"), "write job.data.classes, or job.data.targets"
+        ),
         **dict.fromkeys(("accuracy", "evaluate", "loss", "score", "test", "validate"), _SCORED),
-        **dict.fromkeys(("history", "log", "logs", "metrics", "report"), _WATCHED),
+        **dict.fromkeys(("history", "log", "logs", "metrics", "progress", "report"), _WATCHED),
         "compile": "write model.classifier.compile(), or another layer that is trained, before offload",
         **dict.fromkeys(
             ("batches", "dataloader", "get_train_dataloader", "iter", "train_dataloader", "train_loader"),
@@ -347,6 +350,7 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
                 "start",
                 "trainer",
                 "training_step",
+                "wait",
             ),
             _LOOP,
         ),
@@ -484,6 +488,7 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("repeat", "with_epoch"), "write for loader in loader.epochs(range(10))"),
         "as_numpy_iterator": "batches of NumPy come from job.arrays(32)",
         "batch": "write loader(data, batch_size=32)",
+        **dict.fromkeys(("unbatch", "unbatched"), "write loader(data, batch_size=1), or data[0] for a sample"),
         "classes": "write data.classes, of data = Dataset(...)",
         "close": "a pass ends with its loop, and job.close() ends a job's loaders",
         "drop_last": "it is an argument: write loader(data, batch_size=32, drop_last=True)",
