@@ -412,7 +412,7 @@ def free_bytes(device: str) -> int:
         found, _ = torch.cuda.mem_get_info(device)
     except (AssertionError, RuntimeError, ValueError) as error:  # torch's, by what is lacking
         why = str(error).partition("\n")[0]
-        raise SettingError(f"device {device} cannot be used here ({why}); cpu is the processor") from error
+        raise SettingError(f"device {device} cannot be used here ({why}): write cpu, which is always there") from error
     return found
 
 
