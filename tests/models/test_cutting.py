@@ -268,6 +268,28 @@ def test_marks_a_cut_as_relu_where_all_its_values_are_a_relus_output():
     assert "sub" in [cut.name for cut in cuts]
 
 
+class WithoutClassifier(nn.Module):
+    """As timm makes one with ``num_classes=0``, and one whose last parameter is its own."""
+
+    def __init__(self, *, has_scale: bool):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.scale = nn.Parameter(torch.ones(())) if has_scale else 1.0
+
+    def forward(self, images):
+        return self.norm(self.stem(images)).mean((2, 3)) * self.scale
+
+
+@pytest.mark.parametrize(
+    ("has_scale", "last"), [(False, r"'norm' \(BatchNorm2d\)"), (True, "WithoutClassifier itself")]
+)
+def test_a_network_without_a_classifier_is_not_frozen_up_to_one(has_scale, last):
+    model = WithoutClassifier(has_scale=has_scale)
+    with pytest.raises(UnknownLayer, match=rf"no classifier that 'features' would leave: {last}.*num_classes"):
+        freeze(model, "features", input_shape=SHAPE)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
 class TestFreeze:
     def test_freezes_what_runs_before_the_layers_output_and_nothing_else(self):
         model = frozen("stem")

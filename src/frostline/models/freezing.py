@@ -62,7 +62,7 @@ def freeze(model: M, until: str | Sequence[str], *, input_shape: AnyInputs = (3,
 
     Raises:
         SettingError: ``model`` is no network, ``until`` is no path, or ``input_shape`` is no shape.
-        UnknownLayer: There is no such module, or the network never runs it.
+        UnknownLayer: There is no such module, or the network never runs it; or ``"features"`` finds no classifier.
         ModelError: The network does not run on a sample of that shape.
     """
     require_network(model)
@@ -324,7 +324,14 @@ def _up_to(model: nn.Module, until: str, used: list[tuple[str, nn.Parameter | No
         raise UnknownLayer(
             f"the network has no layer {until!r}{_layers_near(until, [*paths, _ALL_BUT_THE_CLASSIFIER])}"
         )
-    kept = {id(parameter) for parameter in classifier_of(model, used)[1].parameters()}
+    path, classifier = classifier_of(model, used)
+    kept = {id(parameter) for parameter in classifier.parameters()}
+    if not path or all(parameter.dim() < 2 for parameter in classifier.parameters()):  # such as the last normalisation
+        what = f"{path!r} ({type(classifier).__name__})" if path else f"{type(model).__name__} itself"
+        raise UnknownLayer(
+            f"the network has no classifier that {until!r} would leave: {what} comes last of what has parameters; make "
+            "it with one (num_classes=), or name the last layer to freeze"
+        )
     return [parameter for parameter in model.parameters() if id(parameter) not in kept]
 
 
