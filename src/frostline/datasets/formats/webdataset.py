@@ -40,6 +40,7 @@ from frostline.datasets.formats.folders import (
     size_at,
     target_columns,
 )
+from frostline.datasets.formats.joining import known_parts, with_partitions, with_parts
 from frostline.datasets.formats.labels import (
     SOURCE,
     classes_in,
@@ -57,7 +58,7 @@ from frostline.datasets.formats.labels import (
 )
 from frostline.datasets.formats.left_out import COLUMNS_LEFT, KEYS, LeftOut, is_hidden, of_names, sum_left_out
 from frostline.datasets.formats.ranges import ObjectRanges
-from frostline.datasets.formats.tables import SAID, finish_table, is_scalar, known_parts, read_back, with_partitions
+from frostline.datasets.formats.tables import SAID, finish_table, is_scalar, read_back
 from frostline.stores.local import FolderStore, base_url, error_of_system
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version
 from frostline.stores.urls import TAR_GZ
@@ -421,7 +422,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 13"
+_RULE = "frostline webdataset 14"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Kinds of members of keys that have no sample.
@@ -529,9 +530,12 @@ class CompressedTars:
         shards = sorted(filter(_is_compressed, entries))
         if not shards:
             raise EmptyDataset(f"{store.url} holds no compressed shards (such as train-000000.tar.gz)")
-        known = _known(before, lambda object: CompressedTar.parse(object).file)
-        read = partial(_compressed_shard, tar_reader(store), known)
-        return _listed(store, shards, read, self.digest(entries), UNPACKED)
+        read = partial(_compressed_shard, tar_reader(store), _known(before, _file_of))
+        return _listed(store, shards, read, self.digest(entries), UNPACKED, _file_of)
+
+
+def _file_of(object: str) -> str:
+    return CompressedTar.parse(object).file
 
 
 def _listed(
@@ -540,6 +544,7 @@ def _listed(
     read: Callable[[ThreadPoolExecutor, Entry], _Shard],
     digest: str,
     reading: str = OBJECTS,
+    file_of: Callable[[str], str] = str,
 ) -> ListedSamples:
     """The samples of all shards, of which several are looked into at once."""
     with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
@@ -553,17 +558,18 @@ def _listed(
         left = "".join(f"; {lost}" for lost in sum_left_out(left for shard in found for left in shard.left_out))
         raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds{left}")
     said = encode_labels(table[SAID], classes)
-    return ListedSamples(
+    listed = ListedSamples(
         table=finish_table(table, said),
         classes=said.classes,
         digest=digest,
         reading=reading,
         divided_by_names=is_divided or splits,
         has_named_classes=said.are_names,
-        declared=declared,
+        declared=declared if said.classes == classes or not declared else "some",
         used=tuple(shard.object for shard in shards),
         left_out=(*(left for shard in found for left in shard.left_out), *contradictions_of_shards(tables, names)),
     )
+    return with_parts(listed, [shard.table for shard in found], file_of)
 
 
 def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
