@@ -258,7 +258,7 @@ def skips_by_name(samples: SampleTable, names: Sequence[str]) -> Callable[[Sampl
 
     Args:
         samples: all samples of the data.
-        names: their names.
+        names: names of these samples.
     """
     left = iter(range(_NAMED_SKIPS))
 
