@@ -263,7 +263,9 @@ def skips_by_name(samples: SampleTable, names: Sequence[str]) -> Callable[[Sampl
     left = iter(range(_NAMED_SKIPS))
 
     def named(event: SampleSkipped) -> SampleSkipped:
-        rows = np.flatnonzero(samples.ids == event.id)[:1] if next(left, None) is not None else ()
+        if next(left, None) is None:
+            return event
+        rows = np.flatnonzero(samples.ids == event.id)[:1].astype(np.int64)
         # Of an image with a mask, it may be the mask that is told.
         is_own = len(rows) > 0 and take_texts(samples.objects, rows)[0] == event.object
         return replace(event, object=take_texts(names, rows)[0]) if is_own else event
