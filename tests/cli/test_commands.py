@@ -129,6 +129,28 @@ OTHERS = {
     "train --gpus 1": "Write --device cuda.",
     "serve --port 7070": "Write --listen 0.0.0.0:7070.",
     "predict --checkpoint run": "Did you mean '--run'?",
+    "train --batch 16": "Did you mean '--batch-size'?",
+    "train --freeze layer4": "Did you mean '--until'?",
+    "train --validation-split 0.1": "Did you mean '--val-share'?",
+    "train --scheduler cosine": "Did you mean '--schedule'?",
+    "train -o run": "Did you mean '--out'?",
+    "train --val-data held-out": "Write --val-share 0.2, or --val-split NAME for a split of --data.",
+    "train --image-size 224": "Images are made as the weights of the network take them, so leave it out.",
+    "train --early-stopping": "Write --patience 5.",
+    "train --wandb": "Write --json for the result, or --log-format json for every event.",
+    "train --config a.yaml": "so write them out, or --resume DIR takes those of a run.",
+    "predict --config a.yaml": "No file of options is read, so write them out.",
+    "plan --what-if": "Write --bandwidth 100Mbit, or --nodes 2, or --store-speed 0.5.",
+    "ingest --image-size 224": "Did you mean '--resize'?",
+    "ingest --shard-size 1GB": "Did you mean '--object-size'?",
+    "ingest --src photos --dst out": "No such option '--src'. Write frostline ingest SRC DEST.",
+    "predict photos": "Missing option '--run'. Write --run DIR: folder of a run",
+    "predict photos --run run": "Missing option '--data'. Write --data photos.",
+    "serve photos": "Missing option '--data-root'. Write --data-root photos.",
+    "doctor photos": "Got unexpected extra argument (photos). Write --data photos.",
+    "help train": "No such command 'help'. Write frostline train --help.",
+    "version": "No such command 'version'. Write frostline --version.",
+    "bench": "Did you mean 'plan'?",
     "fit": "No such command 'fit'. Did you mean 'train'?",
     "evaluate --data photos": "Did you mean 'predict'?",
     "embed": "Did you mean 'extract'?",
@@ -142,7 +164,12 @@ OTHERS = {
 @pytest.mark.parametrize(("names", "verb"), [*commands()])
 def test_what_stands_in_place_of_another_programs_option_is_one_that_the_verb_has(capsys, names, verb):
     options = {opt for param in verb.params for opt in param.opts}
-    for word in ("num-workers", "fp16", "host", "verbose", "gpus", "pretrained", "epoch-length"):
+    words = (
+        "num-workers fp16 host verbose gpus pretrained epoch-length val-data early-stopping wandb config what-if src"
+    )
+    for word in words.split():
+        if f"--{word}" in options:
+            continue
         _, _, err = run(capsys, *names, f"--{word}")
         said = err.partition("No such option")[2]
         assert said, word

@@ -147,6 +147,34 @@ def test_explains_what_cannot_be_predicted(capsys, data, near, classified, tmp_p
     assert "which is written when it ends" in " ".join(err.split())
 
 
+@pytest.mark.promise(
+    "data", mended="a run folder had predict make a classifier of a million outputs that learned nothing"
+)
+@pytest.mark.parametrize(
+    ("config", "options", "said"),
+    [
+        ({"outputs": 1 << 20, "classes": []}, {}, "gives 3 scores for a sample, and its config says 1048576"),
+        ({"outputs": 4, "classes": []}, {}, "gives 3 scores for a sample, and its config says 4"),
+        ({"classes": ["a"]}, {}, "it names 1 classes for 3 scores"),
+        ({"classes": ["a"] * 9}, {}, "it names 9 classes for 3 scores"),
+        ({"classes": ["a", "b", "\ud800"]}, {}, "cannot be read"),
+        ({}, {"samples": "arrays:" + "9" * 5000}, "--samples says images"),
+        ({}, {"samples": "waves:1@" + "9" * 5000}, "--samples says images"),
+    ],
+)
+def test_a_config_that_does_not_fit_its_network_is_refused(
+    capsys, data, near, classified, tmp_path, config, options, said
+):
+    folder = tmp_path / "given"
+    shutil.copytree(classified, folder)
+    written = json.loads((folder / "frostline.json").read_text())
+    changed = {**written, **config, "options": {**written["options"], **options}}
+    (folder / "frostline.json").write_text(json.dumps(changed))
+    code, _, err = run(capsys, "predict", "--run", folder, *MODEL[:2], "--data", data / "unlabelled", *near)
+    assert code == 2
+    assert said in " ".join(err.split())
+
+
 def test_samples_that_are_not_finite_are_counted_in_both_results(capsys, data, near, tmp_path):
     model = ("--model", "support.networks:Rooted")
     more = (*model, *MODEL[2:], "--epochs", "1", "--batch-size", "8", "--val-share", "0", "--allow-nonfinite")

@@ -1,6 +1,7 @@
 """The HTTP client against peers that misbehave."""
 
 import json
+import math
 import os
 import random
 import re
@@ -197,6 +198,14 @@ def test_every_byte_on_the_socket_is_counted(images):
     assert statistics.bytes_received == len(answer)
     assert statistics.bytes_sent == len(received[0])
     assert statistics.requests == 1
+
+
+@pytest.mark.parametrize("speed", ["fast", -1, math.nan, math.inf, None])
+def test_a_node_whose_speed_is_no_number_sent_a_damaged_answer(speed):
+    says = {"version": "1", "host": "h", "hardware": "x", "memory_bytes": 1, "roots": [], "cores": [0]}
+    answer = http(json.dumps({**says, "protocol": [1, 1], "trouble": "", "operations_per_s": speed}).encode())
+    with answering(answer) as (url, _), transport_to(url) as transport, pytest.raises(FrostlineError, match=url):
+        transport.health()
 
 
 def test_says_that_nothing_listens_at_the_address():

@@ -4,6 +4,7 @@ import os
 import stat
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -136,6 +137,44 @@ def test_a_file_that_others_may_write_to_does_not_say_who_may_do_what(tmp_path, 
             read(path)
     else:
         read(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("read", [read_tenants, read_control_settings])
+@pytest.mark.parametrize("theirs", ["file", "folder", "link"])
+def test_what_is_of_another_user_does_not_say_who_may_do_what(tmp_path, read, theirs):
+    (tmp_path / "folder").mkdir()
+    path, link = tmp_path / "folder" / "file", tmp_path / "link"
+    path.write_text(TENANT if read is read_tenants else "[capacity]\n" + TENANT)
+    link.symlink_to(path)
+    read(link)
+    os.chown(tmp_path / theirs if theirs != "file" else path, 1234, -1, follow_symlinks=False)
+    with pytest.raises(SettingError, match=r"is of another user \(number 1234\).*chown 0 .*or mount it to be read"):
+        read(link)
+
+
+@pytest.mark.parametrize(("mode", "is_refused"), [(0o755, False), (0o775, True), (0o777, True), (0o1777, False)])
+def test_a_file_that_others_may_replace_does_not_say_who_may_do_what(tmp_path, monkeypatch, mode, is_refused):
+    path = tmp_path / "shared" / "tenants.toml"
+    path.parent.mkdir()
+    path.write_text(TENANT)
+    path.parent.chmod(mode)
+    monkeypatch.setattr(os, "getegid", lambda: path.stat().st_gid + 1)
+    if is_refused:
+        with pytest.raises(SettingError, match=f"others may write to {path.parent}, the folder of {path}"):
+            read_tenants(path)
+    else:
+        read_tenants(path)
+    begin_state(path.with_name("state"))  # in a volume, whose rights a cluster gives
+
+
+def test_what_is_mounted_to_be_read_alone_nobody_changes(tmp_path, monkeypatch):
+    path, is_read_alone = tmp_path / "tenants.toml", SimpleNamespace(f_flag=os.ST_RDONLY)
+    path.write_text(TENANT)
+    path.chmod(0o666)
+    tmp_path.chmod(0o777)
+    monkeypatch.setattr(os, "statvfs", lambda path: is_read_alone)
+    assert [tenant.name for tenant in read_tenants(path)] == ["ann"]
 
 
 def test_a_users_own_group_is_nobody_else(tmp_path):

@@ -3,6 +3,7 @@
 import gzip
 import os
 import threading
+import time
 import uuid
 
 import pytest
@@ -200,6 +201,16 @@ def test_members_of_gzip_one_after_the_other_are_one_file(store):
     assert len(fl.Dataset(store.url)) == len(IMAGES)
 
 
+@pytest.mark.promise("data", mended="the header of a compressed tar was read byte by byte, however long it was")
+def test_a_header_of_any_length_takes_little_of_a_processor(store, tmp_path):
+    begun = b"\x1f\x8b\x08\x08" + bytes(6)
+    store.write("x.tar.gz", begun + b"a" * (32 << 20))
+    began_s = time.process_time()
+    with pytest.raises(DataError, match=r"x.tar.gz is cut off"):
+        TarCopies(tmp_path).path_of(store, store.url, entry_of(store))
+    assert time.process_time() - began_s < 3
+
+
 def test_a_tar_that_unpacks_to_too_much_is_refused_before_the_disk_is_full(store):
     store.write("x.tar.gz", gzip.compress(bytes(120 << 20), 9))
     with pytest.raises(DataError, match=r"would unpack to more than 500 times its \d+ kB"):
@@ -217,7 +228,7 @@ def test_half_of_the_free_disk_is_the_most_that_a_copy_takes(store, tmp_path):
     store.write("x.tar.gz", PACKED)
     tar = entry_of(store)
     tight = TarCopies(tmp_path, free_bytes=lambda _: 2 * len(TAR) - 2)
-    with pytest.raises(DataError, match=r"half of what is free in .*: set XDG_CACHE_HOME to a larger disk"):
+    with pytest.raises(DataError, match=r"half of the free disk of .*: set XDG_CACHE_HOME to a larger disk"):
         tight.path_of(store, store.url, tar)
     assert not list(tmp_path.glob("*.tar"))
     assert TarCopies(tmp_path, free_bytes=lambda _: 2 * len(TAR)).path_of(store, store.url, tar).stat().st_size == len(
@@ -237,6 +248,36 @@ def test_a_copy_that_nobody_opened_for_a_week_makes_room(store, tmp_path):
     assert not old.exists()
     assert used.exists()
     assert new.parent == tmp_path
+
+
+def test_copies_together_take_half_of_the_disk_and_the_least_used_go_for_others(store, tmp_path):
+    disk, names = 8 * len(TAR), [f"{number}.tar.gz" for number in range(12)]
+    now_s = [time.time() + 1000]
+
+    def taken():
+        return sum(path.stat().st_size for path in tmp_path.iterdir())
+
+    tight = TarCopies(tmp_path, free_bytes=lambda _: disk - taken(), clock=lambda: now_s[0])
+    made = []
+    for name in names:
+        store.write(name, PACKED)
+        path = tight.path_of(store, store.url, CompressedTar(name, len(PACKED), ""))
+        os.utime(path, (now_s[0], now_s[0]))
+        made.append(path)
+        now_s[0] += 100
+        assert taken() <= disk // 2
+    assert [path.exists() for path in made] == 8 * [False] + 4 * [True]
+    for path in made[8:]:
+        os.utime(path, (now_s[0], now_s[0]))
+    with pytest.raises(DataError, match="more than 0 B, half of the free disk"):  # all of them are in use
+        tight.path_of(store, store.url, CompressedTar(names[0], len(PACKED), ""))
+
+
+def test_names_of_tars_that_are_nowhere_leave_nothing(store, tmp_path):
+    for number in range(3):
+        with pytest.raises(ObjectNotFound):
+            TarCopies(tmp_path).path_of(store, store.url, CompressedTar(f"{number}.tar.gz", 9, ""))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_name_that_is_no_compressed_tar_or_leads_out_is_refused():

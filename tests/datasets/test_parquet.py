@@ -10,6 +10,7 @@ import io
 import json
 import threading
 import time as time_module
+import tracemalloc
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime, time, timedelta
@@ -969,6 +970,49 @@ def test_pages_larger_than_the_footer_says_are_refused_before_decoding(store, fo
             readers(store)[where == "apart"].read(str(Cell.of(entry, "image")), 0, 5)
 
     assert grown_by(read_one)[0] < LARGE / 2
+
+
+class Endless:
+    """A store whose objects are zeros that end as asked for, and which counts the bytes that it gives."""
+
+    def __init__(self, end):
+        self._end = end
+        self.nbytes = 0
+
+    def read_version(self, object, offset, length):
+        self.nbytes += length
+        return bytes(length - len(self._end)) + self._end, ""
+
+
+@pytest.mark.promise("bounded", mended="an object that is no Parquet file was read by gigabytes for its footer")
+@pytest.mark.parametrize("magic", [b"PAR1", b"PARE", bytes(4)])
+@pytest.mark.parametrize("said", [9 << 20, 1 << 30, 0xFFFFFFFF])
+def test_what_is_no_parquet_file_is_not_read_by_what_it_says_of_its_footer(magic, said):
+    store = Endless(said.to_bytes(4, "little") + magic)
+    for reader in readers(store):
+        with pytest.raises(ObjectNotFound):
+            reader.read_version(f"x.parquet#image@{1 << 40}.", 0, 1)
+    assert store.nbytes < 9 << 20
+
+
+@pytest.mark.promise("bounded", mended="the footers of tenants' files were kept by a sixty-fourth of their bytes")
+def test_the_footers_that_are_kept_have_a_bound_together():
+    footer = 6 << 20
+    store = Endless(footer.to_bytes(4, "little") + b"PAR1")
+
+    def says_one_row(kind, asked, pieces, *, made_bytes, may_take):
+        return [8, 0, 0, 0], (1).to_bytes(8, "little")
+
+    reader = CellReader(store, CellCache(1 << 30), decoder=CellsApart(says_one_row, "ann"))
+    tracemalloc.start()
+    try:
+        for number in range(20):
+            with pytest.raises(ObjectNotFound):  # there is no row of that number
+                reader.read_version(f"{number}.parquet#image@{1 << 40}.", 7, 1)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 20 << 20
 
 
 @pytest.mark.promise("bounded", mended="a footer of 30 bytes took 800 MB while it was read")

@@ -12,10 +12,13 @@ from torch import nn
 
 from frostline.core.config import NodeSettings
 from frostline.core.errors import OverBudget
+from frostline.engines import machine
 from frostline.engines.machine import quick_dtypes
 from frostline.engines.measure import GraphLimits, count_operations
 from frostline.models import cut_network
 from frostline.models.artifact import read_prefix
+from frostline.node import Node
+from frostline.node.inspection import Inspector
 from support.hostile import after, artifact, node
 
 CORE_PER_S = 5e10
@@ -142,3 +145,40 @@ def test_a_node_of_one_core_takes_the_heaviest_usual_network():
     assert counted(prefix, 1, NodeSettings().max_operation_s)
     with pytest.raises(OverBudget, match="--max-operation"):
         counted(prefix, 1, 0.3)
+
+
+@pytest.fixture
+def speed(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "frostline" / "speed"
+
+
+def test_a_machines_speed_is_measured_once_and_kept(speed, monkeypatch):
+    first = machine.operations_per_s("cpu")
+    assert 1e8 < first < 1e14
+    monkeypatch.setattr(machine, "_measured_operations_per_s", lambda _: 7e10)
+    assert machine.operations_per_s("cpu") == pytest.approx(first, rel=1e-3)
+    (kept,) = speed.iterdir()
+    for damaged in (b"", b"fast", b"nan", b"-1", b"inf", b"\xff"):
+        kept.write_bytes(damaged)
+        assert machine.operations_per_s("cpu") == 7e10
+        assert float(kept.read_text()) == 7e10
+
+
+def test_to_measure_a_machine_changes_nothing_of_its_process(speed):
+    torch.manual_seed(3)
+    drawn, types = torch.get_rng_state(), torch.get_default_dtype()
+    with torch.device("meta"):  # a user's own default
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert machine.operations_per_s("cpu") > 0
+        finally:
+            torch.set_default_dtype(types)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_a_node_says_its_speed_once_it_is_warm(speed, tmp_path):
+    with Inspector() as inspector, Node(NodeSettings(memory_bytes=1 << 28), (), inspector) as running:
+        assert running.health().operations_per_s == 0
+        running.warm()
+        assert running.health().operations_per_s == pytest.approx(machine.operations_per_s("cpu"), rel=1e-3)

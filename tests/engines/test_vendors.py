@@ -46,5 +46,7 @@ def test_finds_the_version_of_a_package_and_none_of_a_missing_one():
 
 
 def test_a_device_that_is_not_there_is_named_with_what_is():
-    with pytest.raises(SettingError, match=r"device cuda:99 cannot be used here \(.+\); cpu is the processor"):
+    with pytest.raises(
+        SettingError, match=r"device cuda:99 cannot be used here \(.+\): write cpu, which is always there"
+    ):
         free_device_bytes("cuda:99")

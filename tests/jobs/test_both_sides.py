@@ -305,6 +305,32 @@ def test_it_is_known_from_the_checks_of_the_network_how_long_a_row_takes_here(fo
     assert elsewhere.row_s is None, "an accelerator takes many rows at once"
 
 
+@pytest.mark.parametrize(
+    ("said", "trainers", "node_is_believed"),
+    [
+        ({"operations_per_s": 8e10}, 2e10, 4.0),
+        ({"operations_per_s": 0.0, "hardware": "some processor, 3 threads", "cores": (990, 991, 992)}, 5e10, 3.0),
+        ({"operations_per_s": 0.0, "hardware": "some accelerator"}, 5e10, 200.0),
+    ],
+)
+def test_each_side_is_believed_at_first_to_be_as_fast_as_it_has_measured(
+    folder, expected, monkeypatch, said, trainers, node_is_believed
+):
+    priors, shortest, health = [], both_sides.ShortestWait, HttpTransport.health
+
+    def dealing(believed, **more):
+        priors.append(believed)
+        return shortest(believed, **more)
+
+    monkeypatch.setattr(both_sides, "ShortestWait", dealing)
+    monkeypatch.setattr(both_sides, "operations_per_s", lambda _: trainers)
+    monkeypatch.setattr(HttpTransport, "health", lambda transport: replace(health(transport), **said))
+    with node_elsewhere(folder) as url, job_near(url, folder, accuracy="exact") as job:
+        np.testing.assert_array_equal(rows_of(job), expected)
+        (believed,) = priors
+        assert believed[Route(job.frost_line.number)] / believed[Route(0)] == pytest.approx(node_is_believed)
+
+
 def test_a_node_whose_trial_takes_long_computes_its_share_meanwhile(folder, expected, monkeypatch):
     tried, end = threading.Event(), threading.Event()
     found = EngineChoice(engine=REFERENCE, error=0.0, trials=())

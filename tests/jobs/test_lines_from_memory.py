@@ -403,6 +403,30 @@ def test_a_loader_is_asked_as_pytorchs_is(photos, quick):
     assert correct / len(loader.dataset) == 1.0
 
 
+def test_a_loader_made_anew_for_each_pass_says_once_that_the_order_is_the_same(job):
+    def passed(**options):
+        return [tuple(batch.ids.tolist()) for batch in job.loader(5, shuffle=True, **options)]
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        numbered = [passed(epoch=epoch) for epoch in (0, 1, 0, 1)]
+        assert sum(len(batch) for _ in range(2) for batch in job.loader(5)) == 24, "and nobody shuffles these"
+        first = passed()
+        assert not said, "numbers were given, or there was one pass"
+        assert first == passed() == passed() == numbered[0] != numbered[1]
+    (warning,) = said
+    assert "call loader.set_epoch(epoch) before each pass, or make a loader with epoch=epoch" in str(warning.message)
+    assert job, "it is asked for no length where it is asked whether it is there"
+
+
+def test_the_names_of_a_batchs_samples_are_found_as_a_hint_says(photos, quick):
+    data = fl.Dataset(photos)
+    batch = next(iter(fl.loader(data, batch_size=4, preprocess=quick, shuffle=True)))
+    names = dict(zip(data.samples.ids.tolist(), data.names, strict=True))
+    found = [names[number] for number in batch.ids.tolist()]
+    assert [data.class_to_idx[name.partition("/")[0]] for name in found] == batch.labels.tolist()
+
+
 def test_the_head_is_saved_and_loaded_as_any_module(job):
     job.head.train()
     optimizer = torch.optim.AdamW(job.head.parameters(), lr=1e-3)
@@ -508,6 +532,17 @@ LINES = {
         "modules": "the head is the module: write job.head",
         "to": r"write model.to\(device\)",
         "forward": r"write job.head\(batch.features\)",
+        "classes": "write job.data.classes",
+        "evaluate": r"write job.head\(x\).argmax\(1\) == y for x, y in job.loader\(batch_size=32, data=held_out",
+        "test_loader": r"data=held_out\), of train, held_out = job.data.split\(0.2\)",
+        "history": r"write print\(job.explain\(\)\)",
+        "load_state_dict": r"write job.head.load_state_dict\(torch.load",
+        "compile": r"write model.classifier.compile\(\)",
+        "seed": r"write job.loader\(batch_size=32, shuffle=True\)",
+        "batches": r"write job.loader\(batch_size=32, shuffle=True\)",
+        "optimizer": "the loop is yours",
+        "wait": "the loop is yours",
+        "progress": r"write print\(job.explain\(\)\)",
     },
     "loader": {
         "take": r"write itertools.islice\(loader, 10\)",
@@ -520,6 +555,9 @@ LINES = {
         "one_batch": r"write batch = next\(iter\(loader\)\)",
         "vocab": "write data.classes",
         "n": r"write len\(loader\)",
+        "seed": r"loader\(data, batch_size=32, seed=...\)",
+        "images": "write for x, y in loader",
+        "unbatched": r"write loader\(data, batch_size=1\)",
         "train": r"write model.train\(\)",
         "iter_torch_batches": r"write loader\(data, batch_size=32",
     },
@@ -529,7 +567,7 @@ LINES = {
         "half": r"write batch.features.half\(\)",
         "numpy": r"job.arrays\(32\)",
         "embeddings": "did you mean features",
-        "paths": "write data.names",
+        "paths": r"write names = dict\(zip\(data.samples.ids.tolist\(\), data.names\)\)",
         "cpu": r'write batch.to\("cpu"\)',
     },
     "frostline": {
@@ -551,6 +589,7 @@ LINES = {
         "WebLoader": r'write loader\("s3://bucket/shards"',
         "CombinedStreamingDataset": r"write data=Mixture\(parts=",
         "merge_datasets": r"write cats \+ dogs",
+        "concatenate_datasets": r"write cats \+ dogs",
         "train_test_split": r"write data.train_test_split\(test_size=0.2\)",
         "augment": r"write transform=v2.Compose",
         "ingest": "run frostline ingest",
@@ -591,6 +630,8 @@ LINES = {
         "sort_values": r"write data.take\(numpy.argsort\(data.targets\)\)",
         "cache": r"LoaderSettings\(cache_bytes=",
         "head": r"write data.take\(5\)",
+        "show": r"look at data\[0\]",
+        "shard": r"write ranks=Ranks\(rank=0, world_size=2\) of a loader, or data\[0::2\]",
         "zzz": "a Dataset has no 'zzz'$",
     },
 }
@@ -675,6 +716,16 @@ CALLS = {
     "data['train', 'test']": "indexed by a number, a slice, a list of numbers or the name of a split, not tuple",
     "data[1.5]": "indexed by a number, a slice, a list of numbers or the name of a split, not 1.5",
     "iter(job)": r"write for x, y in job.loader\(batch_size=32",
+    "len(job)": r"write len\(job.loader\(batch_size=32\)\) for batches, or len\(job.data\)",
+    "job[0]": r"write job.data\[0\], or next\(iter\(job.loader",
+    "next(iter(DataLoader(job)))": r"a job is no data set: write len\(job.loader",
+    "job.loader(4, batch_sampler=[[0, 1]])": r"write batch_size=32 with shuffle=True, or with data=data.take\(rows\)",
+    "job.loader(4, map=v2.CenterCrop(8))": r"CenterCrop takes an image: write transform=v2.Compose\(\[...\]\)",
+    "fl.offload(model, data, freeze='stem')": r"write offload\(freeze\(model, until=\"layer4\"\), data\)",
+    "fl.offload(model, data, transform=v1.ToTensor())": r"ToTensor of transform leaves .*Resize\(256\), CenterCrop",
+    "fl.offload(model, data, transform=v1.Compose([v1.Resize(36), v1.ToTensor()]))": "Resize of transform leaves",
+    "fl.offload(model, data, transform=lambda image: image)": "<lambda> of transform cannot run before frozen layers",
+    "fl.loader(torchvision.datasets.ImageFolder(photos, transform=SCALED), batch_size=4)": "and transform=data.tran",
     "job.loader(4, split='train')": r"write data=job.data\[\"train\"\]",
     "job.train(epochs=3)": r"write job.train\(Recipe\(epochs=3",
     "next(iter(job.loader(4))).to(dtype=torch.float16)": r"write x = batch.features.to\(dtype=...\)",
@@ -699,6 +750,7 @@ CALLS = {
     "fl.Dataset(photos.with_name(photos.name.replace('ph', 'f'))).names": r"no folder .*/fotos\d+; did you mean photos",
     "fl.Dataset(photos, label_column='class')": "did you mean label",
     "fl.Dataset(photos, storage_options={})": "leave storage_options out",
+    "data['image']": r"'image' is no split: write image, label = data\[0\], or loader\(data, batch_size=32\)",
     "data['circle']": r"'circle' is no split but a class: write data.select\(\"label == 'circle'\"\)",
     "data.split([0.8, 0.2])": r"write data.split\(0.2\), or data.split\({",
     "data.train_test_split(0.2, stratify_by_column='label')": r"^Dataset.train_test_split\(\) .* leave stratify_by",

@@ -19,6 +19,7 @@ import frostline as fl
 from frostline.core.config import NodeSettings
 from frostline.core.errors import OverBudget, Unavailable
 from frostline.node.operations import Listings
+from frostline.node.pipeline import Stores
 from frostline.node.process import start_node
 from frostline.wire.connection import address_of
 from frostline.wire.listings import ListingRequest
@@ -54,6 +55,17 @@ def asking(url, data, who=None):
 
 def ask(url, body, **headers):
     return httpx.post(f"{url}/v1/listings", json=body, headers=headers, timeout=60)
+
+
+@pytest.mark.parametrize(("more", "has_keys"), [((), False), (("s3://bucket?anonymous=true",), True)])
+def test_a_listing_has_keys_of_the_node_only_where_a_store_may_ask_for_them(monkeypatch, photos, more, has_keys):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
+    with closing(Listings(NodeSettings(), Stores((photos.as_uri(), *more)))) as listings:
+        listings.warm()
+        [lister] = listers()
+        environment = Path(f"/proc/{lister}/environ")
+        until(environment.read_bytes)
+        assert (b"hidden" in environment.read_bytes()) is has_keys
 
 
 def test_a_listing_is_a_stream_of_lines_and_then_the_manifest(photos):

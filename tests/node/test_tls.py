@@ -334,6 +334,8 @@ def test_files_that_make_no_sense_while_they_are_written_leave_those_before_in_f
     ("spoil", "sentence"),
     [
         (lambda cert, key: key.chmod(0o644), "every user may read the key"),
+        (lambda cert, key: key.chmod(0o602), "others may write to .*-key.pem"),
+        (lambda cert, key: key.parent.chmod(0o777), "others may write to .*own, the folder of .*-key.pem"),
         (lambda cert, key: key.write_bytes(b"no key"), "cannot use the certificate"),
         (lambda cert, key: cert.unlink(), "No such file"),
         (lambda cert, key: key.write_bytes(b""), "cannot use the certificate"),
@@ -344,6 +346,16 @@ def test_a_server_does_not_start_with_files_that_make_no_sense(tmp_path, spoil, 
     spoil(cert, key)
     with pytest.raises(SettingError, match=sentence):
         server_context(ServerTls(cert=str(cert), key=str(key)))
+
+
+def test_who_may_connect_is_not_said_by_a_file_that_others_may_write_to(tmp_path, authority, files):
+    trusted = tmp_path / "clients.pem"
+    trusted.write_bytes(authority.ca.read_bytes())
+    checked = replace(files, client_ca=str(trusted))
+    server_context(checked)
+    trusted.chmod(0o666)
+    with pytest.raises(SettingError, match=r"others may write to .*clients\.pem"):
+        server_context(checked)
 
 
 def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(tmp_path):

@@ -6,6 +6,7 @@ import pickle
 import re
 from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
 from botocore.session import Session
 
@@ -19,7 +20,15 @@ from frostline.core.errors import (
     StoreUnavailable,
 )
 from frostline.datasets import Dataset
-from frostline.stores.cloud import azure_settings, cloud_store, google_settings, profile_of, s3_settings
+from frostline.stores.cloud import (
+    azure_settings,
+    cloud_store,
+    google_settings,
+    list_azure,
+    list_by_arrow,
+    profile_of,
+    s3_settings,
+)
 from frostline.stores.open import open_store
 from frostline.stores.protocols import is_other_version, version_of_time
 from frostline.stores.urls import parse_url
@@ -368,6 +377,25 @@ def test_a_proxy_of_the_environment_stays_in_use(host, monkeypatch):
     assert found["proxy_excludes"] == host.strip("[]").lower()
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
     assert hosts_alone(f"http://{host}:9000") == {}
+
+
+@pytest.mark.promise("data", mended="a name that the driver cannot list had another client follow redirects anywhere")
+@pytest.mark.parametrize("how", ["anonymous", "keys"])
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_a_listing_by_other_means_leads_to_no_other_host(scheme, how, nobody, monkeypatch):
+    if how == "keys":
+        account = {"s3": {"AWS_ACCESS_KEY_ID": "A" * 20, "AWS_SECRET_ACCESS_KEY": "not-secret"}}.get(scheme, {})
+        for name, value in {**account, "AZURE_STORAGE_SAS_TOKEN": "sv=1&sig=x", "GOOGLE_BEARER_TOKEN": "x"}.items():
+            monkeypatch.setenv(name, value)
+    with web_server() as web, web_server() as other:
+        options = "" if how == "keys" else "&anonymous=true"
+        options += {"s3": "&region=eu-1", "gs": "", "az": "&account=a"}[scheme]
+        root = parse_url(f"{scheme}://photos?endpoint={web.url}{options}")
+        web.redirects = _All(f"{other.url.replace('127.0.0.1', 'localhost')}/private/secret")
+        with pytest.raises((OSError, pa.ArrowException, StoreError)):
+            list((list_azure if scheme == "az" else list_by_arrow)(root, 5.0, ""))
+        assert web.seen
+        assert other.seen == []
 
 
 class _All:

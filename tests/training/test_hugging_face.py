@@ -102,6 +102,56 @@ def test_a_file_that_lacks_frozen_weights_is_refused(tmp_path):
         load_model(f"hf:{tmp_path}", classes=2)
 
 
+def changed_config(folder, **fields):
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+
+@pytest.mark.promise("equal", mended="frozen layers whose weights had another shape were drawn at random")
+def test_a_file_whose_frozen_weights_have_another_shape_is_refused(tmp_path):
+    saved(tmp_path)
+    changed_config(tmp_path, intermediate_size=64)
+    with pytest.raises(WeightsMismatch, match=r"has in another shape \d+ of the network's tensors, such as vit\."):
+        load_model(f"hf:{tmp_path}", classes=2)
+
+
+@pytest.mark.promise(
+    "secret", mended="a configuration could name a kernel of the hub, which transformers fetches and runs"
+)
+@pytest.mark.parametrize("weights", [None, "random"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"attn_implementation": "owner/kernel"},
+        {"_attn_implementation": "owner/kernel@main:flash"},
+        {"experts_implementation": "owner/kernel"},
+        {"text_config": {"attn_implementation": {"": "owner/kernel"}}},
+    ],
+)
+def test_a_configuration_that_names_code_of_the_hub_is_refused(tmp_path, fields, weights):
+    saved(tmp_path)
+    changed_config(tmp_path, **fields)
+    with pytest.raises(ModelError, match=r"implementation in .*config\.json names code of the hub, which is not run"):
+        load_model(f"hf:{tmp_path}", classes=2, weights=weights)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, "no JSON", "\xff", " " * (17 << 20)], ids=["deep", "words", "bytes", "large"]
+)
+def test_a_configuration_that_makes_no_sense_gets_a_sentence(tmp_path, text):
+    saved(tmp_path)
+    (tmp_path / "config.json").write_text(text, "latin-1")
+    with pytest.raises(ModelError, match=r"config\.json cannot be read"):
+        load_model(f"hf:{tmp_path}", classes=2)
+
+
+def test_what_a_configuration_needs_and_is_not_installed_gets_a_sentence(tmp_path):
+    saved(tmp_path)
+    changed_config(tmp_path, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
+    with pytest.raises(ModelError, match=r"cannot be loaded: .*bitsandbytes"):
+        load_model(f"hf:{tmp_path}", classes=2)
+
+
 def test_weights_are_read_from_safetensors_alone(tmp_path):
     model = saved(tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -143,6 +193,14 @@ def test_without_a_network_and_a_cache_the_files_to_bring_are_named():
     with pytest.raises(WeightsMissing, match=r"bring model.safetensors, config.json and preproc") as said:
         load_model("hf:google/vit-base-patch16-224", classes=2)
     assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:a\0/b", "hf:a-/b", "hf:a/b..c", "hf:a/\x1b[2J", "timm:resnet18.nobody", "timm:resnet18.\0"]
+)
+def test_names_that_nothing_can_have_get_a_sentence(name):
+    with pytest.raises(UnknownModel, match=r"no model of the hub is called|timm has no model"):
+        load_model(name, classes=2, weights="random")
 
 
 @pytest.mark.parametrize("name", ["hf:nowhere", "hf:./not/here", "hf:a/b/c"])

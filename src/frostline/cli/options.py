@@ -324,7 +324,7 @@ _VERBS: Mapping[str, str] = {
     **dict.fromkeys(("embed", "encode", "features"), "extract"),
     **dict.fromkeys(("convert", "copy", "download", "import", "pack", "upload"), "ingest"),
     **dict.fromkeys(("describe", "list", "ls", "split", "stats"), "index"),
-    **dict.fromkeys(("benchmark", "cost", "estimate", "profile"), "plan"),
+    **dict.fromkeys(("bench", "benchmark", "cost", "estimate", "profile"), "plan"),
     **dict.fromkeys(("node", "server", "start", "up"), "serve"),
     **dict.fromkeys(("check", "diagnose", "env", "info"), "doctor"),
     **dict.fromkeys(("monitor", "ps", "status"), "top"),
@@ -344,7 +344,29 @@ _INSTEAD: Mapping[str, str] = {
     ),
     **dict.fromkeys(("accelerator", "devices", "gpu", "gpus"), "Write --device cuda."),
     "pretrained": "Weights come with the name of the model; --weights random takes none.",
+    **dict.fromkeys(
+        ("eval_data", "test_data", "val_data", "validation_data"),
+        "Write --val-share 0.2, or --val-split NAME for a split of --data.",
+    ),
+    **dict.fromkeys(
+        ("image_size", "img_size", "input_size", "preprocess", "size", "transform"),
+        "Images are made as the weights of the network take them, so leave it out.",
+    ),
+    **dict.fromkeys(("early_stop", "early_stopping"), "Write --patience 5."),
+    **dict.fromkeys(
+        ("config", "config_file", "params"),
+        "No file of options is read, so write them out, or --resume DIR takes those of a run.",
+    ),
+    **dict.fromkeys(
+        ("logger", "mlflow", "report_to", "tensorboard", "wandb"),
+        "Write --json for the result, or --log-format json for every event.",
+    ),
+    "what_if": "Write --bandwidth 100Mbit, or --nodes 2, or --store-speed 0.5.",
 }
+# What arguments without a name are called by other programs.
+_UNNAMED = _names("src source input data dst dest destination output out target")
+# Parameters that other programs take without a name.
+_PLACES = _names("data roots")
 
 
 def _instead(name: str, known: Iterable[str]) -> str:
@@ -362,6 +384,11 @@ class VerbGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The verb that is meant."""
+        if args[0] in ("help", "version") and args[0] not in self.commands:
+            verb = args[1:2] if args[0] == "help" else []
+            raise click.UsageError(
+                f"No such command {args[0]!r}. Write {' '.join([ctx.command_path, *verb, f'--{args[0]}'])}.", ctx=ctx
+            )
         if (meant := _VERBS.get(args[0])) and args[0] not in self.commands:
             raise click.UsageError(f"No such command {args[0]!r}. Did you mean {meant!r}?", ctx=ctx)
         return super().resolve_command(ctx, args)
@@ -387,7 +414,8 @@ class VerbCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """The values of the options; one of other programs leads to ours, and a missing one says its help."""
-        given = list(args)
+        arguments = [param for param in self.params if isinstance(param, click.Argument)]
+        unnamed = "" if arguments or not args or args[0].startswith("-") else args[0]
         try:
             return super().parse_args(ctx, args)
         except click.MissingParameter as error:
@@ -397,17 +425,25 @@ class VerbCommand(click.Command):
             value = error.param.make_metavar(ctx)
             begun = help[:1] if help[1:2].isupper() else help[:1].lower()  # TOML stays as it is
             says = f"Write {error.param.opts[0]} {value}: {begun}{help[1:]}" if help else ""
-            if error.param.name == "data" and given and not given[0].startswith("-"):
-                says = f"Write --data {given[0]}."
+            if unnamed and error.param.name in _PLACES:
+                says = f"Write {error.param.opts[0]} {unnamed}."
             raise click.MissingParameter(says, ctx=error.ctx, param=error.param) from error
         except click.NoSuchOption as error:
             names = {opt.lstrip("-").replace("-", "_"): opt for param in self.params for opt in param.opts}
             given_name = error.option_name.lstrip("-").replace("-", "_")
             meant = synonym(given_name, names)
             instead = f"Did you mean {names[meant]!r}?" if meant else _instead(given_name, names.values())
+            if arguments and not instead and given_name in _UNNAMED:
+                instead = f"Write {' '.join([ctx.command_path, *(param.make_metavar(ctx) for param in arguments)])}."
             if not instead:
                 raise
             raise click.UsageError(f"No such option {error.option_name!r}. {instead}", ctx=ctx) from error
+        except click.UsageError as error:
+            names = {str(param.name): param.opts[0] for param in self.params}
+            place = next((names[name] for name in _PLACES if name in names), "")
+            if not unnamed or not place or type(error) is not click.UsageError:
+                raise
+            raise click.UsageError(f"{error.message}. Write {place} {unnamed}.", ctx=ctx) from error
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """What the verb does; its first paragraph alone where help is short."""

@@ -58,7 +58,7 @@ class RecordStore:
         self._path = path
         try:
             make_private_file(path)
-            require_guarded(path)
+            require_guarded(path, in_any_folder=True)
             self._connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             (version,) = self._connection.execute("PRAGMA user_version").fetchone()
             if version not in (0, _SCHEMA):

@@ -215,20 +215,42 @@ def make_private(folder: Path) -> None:
         path.chmod(_FOLDER if path.is_dir() else _FILE)
 
 
-def require_guarded(path: Path) -> None:
-    """Do nothing where nobody but the user, the user's own group and the system's own user may write to a file.
+def require_guarded(path: Path, *, in_any_folder: bool = False) -> None:
+    """Do nothing where nobody but the user, the user's own group and the system's own user can change a file.
 
-    It is asked of files that say who may do what.
+    It is asked of files that decide who is trusted with what. Who owns a file, or may replace it in its folder, can
+    change it; on what is mounted to be read alone, as secrets of containers are, nobody can.
+
+    Args:
+        path: the file.
+        in_any_folder: True for a file that a server makes, whose folder may be a volume with the rights of a cluster.
 
     Raises:
-        SettingError: Other users may write to the file.
+        SettingError: Other users can change the file.
         OSError: There is no such file.
     """
-    status = path.stat()
-    is_by_group = status.st_mode & stat.S_IWGRP and status.st_gid != os.getegid()
-    if status.st_mode & stat.S_IWOTH or is_by_group:
+    _refuse_change(path, path.lstat(), "")  # of a link, who may lead it elsewhere
+    _refuse_change(path, path.stat(), "")
+    if not in_any_folder:
+        for folder in dict.fromkeys((path.absolute().parent, path.resolve().parent)):
+            _refuse_change(folder, folder.stat(), f", the folder of {path}")
+
+
+def _refuse_change(path: Path, status: os.stat_result, what: str) -> None:
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return
+    if status.st_uid not in (0, os.geteuid()):
         raise SettingError(
-            f"others may write to {path} (mode {stat.S_IMODE(status.st_mode):04o}), which says who may do what: take "
+            f"{path}{what}, which decides who is trusted, is of another user (number {status.st_uid}): give it to the "
+            f"user of this process (chown {os.geteuid()} {path}), or mount it to be read alone"
+        )
+    mode = 0 if stat.S_ISLNK(status.st_mode) else status.st_mode
+    is_by_group = mode & stat.S_IWGRP and status.st_gid != os.getegid()
+    # In a folder such as /tmp everybody makes files, and nobody replaces those of others.
+    is_safe = stat.S_ISDIR(mode) and mode & stat.S_ISVTX
+    if (mode & stat.S_IWOTH or is_by_group) and not is_safe:
+        raise SettingError(
+            f"others may write to {path}{what} (mode {stat.S_IMODE(mode):04o}), which decides who is trusted: take "
             f"that right away (chmod go-w {path})"
         )
 

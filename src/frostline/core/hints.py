@@ -23,6 +23,7 @@ __all__ = (
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("address", "endpoint", "host", "node_address", "node_url", "nodes", "port", "server"), ("near",)),
     **dict.fromkeys(("freeze_to", "freeze_until", "frozen_until", "layer", "layers"), ("until", "freeze")),
+    "freeze": ("until",),
     **dict.fromkeys(
         ("data_dir", "data_files", "data_path", "dataset", "input_dir", "path", "root", "train_data", "uri"),
         ("url", "data"),
@@ -57,18 +58,23 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("column_names", "info", "schema"), ("columns",)),
     **dict.fromkeys(("augmentation", "transforms"), ("transform", "preprocess")),
     **dict.fromkeys(("concat", "concatenate_datasets", "union"), ("concatenate",)),
-    **dict.fromkeys(("max_epochs", "n_epochs", "num_epochs", "num_train_epochs"), ("epochs",)),
+    **dict.fromkeys(("e", "max_epochs", "n_epochs", "num_epochs", "num_train_epochs"), ("epochs",)),
+    **dict.fromkeys(("test_size", "val_fraction", "val_ratio", "valid_pct", "validation_split"), ("val_share",)),
+    **dict.fromkeys(("max_shard_size", "maxsize", "shard_size"), ("object_size", "part_size")),
+    "save_every": ("checkpoint_every",),
+    "scheduler": ("schedule",),
     **dict.fromkeys(("csv", "jsonl", "tsv"), ("urls",)),
     **dict.fromkeys(("tar", "wds"), ("webdataset",)),
-    "bs": ("batch_size",),
+    **dict.fromkeys(("b", "batch", "bs"), ("batch_size",)),
     "cache_dir": ("cache", "cache_folder"),
     "class_weights": ("weights",),
     "embeddings": ("features",),
     "groupby": ("split_by",),
-    **dict.fromkeys(("logdir", "output", "output_dir", "output_path", "save_dir"), ("out",)),
+    **dict.fromkeys(("logdir", "o", "output", "output_dir", "output_path", "save_dir"), ("out",)),
     **dict.fromkeys(("checkpoint", "ckpt", "ckpt_path", "run_dir"), ("run", "resume")),
     "lr": ("learning_rate",),
-    "network": ("model",),
+    **dict.fromkeys(("m", "network"), ("model",)),
+    **dict.fromkeys(("image_size", "img_size", "size"), ("resize",)),
     **dict.fromkeys(("num_proc", "num_workers"), ("workers",)),
     **dict.fromkeys(("data_seed", "random_seed", "random_state", "shuffle_seed"), ("seed",)),
     "summary": ("explain",),
@@ -198,7 +204,8 @@ _INSTEAD: Mapping[str, str] = {
         "columns are read where they are asked for: write data.column(name), or Dataset(url, label=..., targets=...)",
     ),
     "amp": 'write with torch.autocast(...) in the loop; accuracy="bf16" is for the frozen layers',
-    "batch_sampler": "the order is drawn from shuffle=True, seed=0 and epoch=0, so leave batch_sampler out",
+    "batch_sampler": "write batch_size=32 with shuffle=True, or with data=data.take(rows) for rows in an order of your "
+    "own",
     **dict.fromkeys(
         ("batch", "iter", "iter_batches", "iter_torch_batches", "to_iterable_dataset", "to_tf_dataset"),
         "batches are a loader's: write loader(data, batch_size=32, shuffle=True)",
@@ -270,7 +277,8 @@ _INSTEAD: Mapping[str, str] = {
         "write frostline ingest photos copy --format parquet on the command line",
     ),
     "set_transform": "write data.transform = transform, or data.with_transform(transform)",
-    "shard": "ranks share an epoch by themselves under torch.distributed, or by ranks=Ranks(...) of a loader",
+    "shard": "ranks of torch.distributed share an epoch by themselves; others write ranks=Ranks(rank=0, world_size=2) "
+    "of a loader, or data[0::2]",
     "skip": "write data[100:]",
     "sort": "write data.take(numpy.argsort(data.targets))",
     "split": 'splits are asked for by name: Dataset("photos")["train"]',
@@ -290,6 +298,8 @@ _INSTEAD: Mapping[str, str] = {
 # asked for it. It comes before the table above.
 _LOOP = "the loop is yours: write for x, y in job.loader(batch_size=32, shuffle=True); or run frostline train"
 _EXTRACT = "run frostline extract --data photos --model NAME --until LAYER --out features.parquet"
+_SCORED = "the loop is yours: write job.head(x).argmax(1) == y for x, y in job.loader(batch_size=32, data=held_out)"
+_WATCHED = "write print(job.explain()) for what ran where, or job.statistics() for numbers"
 _DEVICE = "write batch = batch.to(device) in the loop"
 _BY_OWNER: Mapping[str, Mapping[str, str]] = {
     "Job": {
@@ -303,26 +313,45 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("eval", "zero_grad"), "the head is the module: write job.head.{name}()"),
         **dict.fromkeys(
-            ("load_state_dict", "save", "save_pretrained", "state_dict"),
+            ("save", "save_checkpoint", "save_pretrained", "state_dict"),
             'write torch.save(job.head.state_dict(), "head.pt")',
         ),
+        "load_state_dict": 'write job.head.load_state_dict(torch.load("head.pt"))',
         **dict.fromkeys(
-            ("dataloader", "get_train_dataloader", "train_dataloader", "train_loader"),
+            ("class_names", "class_to_idx", "classes", "targets"), "write job.data.classes, or job.data.targets"
+        ),
+        **dict.fromkeys(("accuracy", "evaluate", "loss", "score", "test", "validate"), _SCORED),
+        **dict.fromkeys(("history", "log", "logs", "metrics", "progress", "report"), _WATCHED),
+        "compile": "write model.classifier.compile(), or another layer that is trained, before offload",
+        **dict.fromkeys(
+            ("batches", "dataloader", "get_train_dataloader", "iter", "train_dataloader", "train_loader"),
             "write job.loader(batch_size=32, shuffle=True)",
         ),
         **dict.fromkeys(
-            ("eval_dataloader", "test_dataloader", "val_dataloader", "val_loader"),
-            "write job.loader(batch_size=32, data=held_out)",
+            ("eval_dataloader", "test_dataloader", "test_loader", "val_dataloader", "val_loader"),
+            "write job.loader(batch_size=32, data=held_out), of train, held_out = job.data.split(0.2)",
         ),
-        **dict.fromkeys(("embed", "encode", "extract"), _EXTRACT),
+        **dict.fromkeys(("embed", "embeddings", "encode", "extract"), _EXTRACT),
         **dict.fromkeys(
-            ("batch_size", "drop_last", "shuffle"),
+            ("batch_size", "drop_last", "epoch", "num_workers", "seed", "shuffle"),
             "it is a loader's: write job.loader(batch_size=32, shuffle=True)",
         ),
         **dict.fromkeys(("cpu", "cuda", "device", "to"), "the head runs where your network is: write model.to(device)"),
         **dict.fromkeys(("forward", "__call__"), "write job.head(batch.features)"),
         **dict.fromkeys(
-            ("configure_optimizers", "current_epoch", "fit", "global_step", "log", "setup", "trainer", "training_step"),
+            (
+                "configure_optimizers",
+                "current_epoch",
+                "fit",
+                "global_step",
+                "optimizer",
+                "run",
+                "setup",
+                "start",
+                "trainer",
+                "training_step",
+                "wait",
+            ),
             _LOOP,
         ),
         **dict.fromkeys(
@@ -402,6 +431,7 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         ),
         **dict.fromkeys(("as_numpy", "as_numpy_iterator", "numpy"), "write offload(None, data).arrays(32)"),
         **dict.fromkeys(("random_sample", "sample"), "write data.shuffle(seed=0).take(5)"),
+        **dict.fromkeys(("peek", "preview", "show"), "look at data[0], or at data.to_pandas()"),
         **dict.fromkeys(
             ("class_counts", "class_weights", "value_counts"),
             "write numpy.bincount(data.targets), and weights={{name: weight}} of a loader",
@@ -453,18 +483,20 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "Loader": {
-        **dict.fromkeys(("map", "shuffle"), "it is an argument: write loader(data, batch_size=32, {name}=...)"),
+        **dict.fromkeys(("map", "seed", "shuffle"), "it is an argument: write loader(data, batch_size=32, {name}=...)"),
         **dict.fromkeys(("cuda", "to"), _DEVICE),
         **dict.fromkeys(("repeat", "with_epoch"), "write for loader in loader.epochs(range(10))"),
         "as_numpy_iterator": "batches of NumPy come from job.arrays(32)",
         "batch": "write loader(data, batch_size=32)",
+        **dict.fromkeys(("unbatch", "unbatched"), "write loader(data, batch_size=1), or data[0] for a sample"),
         "classes": "write data.classes, of data = Dataset(...)",
         "close": "a pass ends with its loop, and job.close() ends a job's loaders",
         "drop_last": "it is an argument: write loader(data, batch_size=32, drop_last=True)",
         "prefetch": "batches are read ahead by themselves, so leave prefetch out",
         "reset": "each for begins a pass at the loader's beginning, so leave reset out",
         **dict.fromkeys(("class_names", "vocab"), "write data.classes, of data = Dataset(...)"),
-        **dict.fromkeys(("length", "n", "num_batches"), "write len(loader), or len(loader.dataset)"),
+        **dict.fromkeys(("length", "n", "num_batches", "with_length"), "write len(loader), or len(loader.dataset)"),
+        **dict.fromkeys(("features", "images", "x"), "it is a batch's: write for x, y in loader"),
         **dict.fromkeys(("get_next", "next", "one_batch"), "write batch = next(iter(loader))"),
         **dict.fromkeys(("labels", "targets"), "write data.targets, of data = Dataset(...)"),
         "skip": "write itertools.islice(loader, 10, None), or loader.load_state_dict(state)",
@@ -478,7 +510,8 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("shape", "size"), "write len(batch), or batch.features.shape"),
         **dict.fromkeys(
             ("filenames", "names", "paths"),
-            "names are the data set's: write data.names, and data.samples.ids for their ids",
+            "names are the data set's: write names = dict(zip(data.samples.ids.tolist(), data.names)), and then "
+            "[names[number] for number in batch.ids.tolist()]",
         ),
         "numpy": "batches of NumPy come from job.arrays(32)",
     },
@@ -497,7 +530,9 @@ _BY_OWNER: Mapping[str, Mapping[str, str]] = {
             ("CombinedStreamingDataset", "ParallelStreamingDataset", "interleave_datasets"),
             "write data=Mixture(parts=[cats, dogs], ratios=[3, 1]) of a loader",
         ),
-        "merge_datasets": "write cats + dogs, of data sets of one folder",
+        **dict.fromkeys(
+            ("ConcatDataset", "concatenate_datasets", "merge_datasets"), "write cats + dogs, of data sets of one folder"
+        ),
         "train_test_split": "write data.train_test_split(test_size=0.2)",
         **dict.fromkeys(
             ("augment", "augmentations"), "write transform=v2.Compose([...]) of Dataset, loader or offload"
@@ -572,7 +607,8 @@ def data_hint(given: object) -> str:
     """End a sentence about what is no data set by what to give instead."""
     name, root = type(given).__name__, getattr(given, "root", None)
     if isinstance(root, str | Path):  # as torchvision's data sets have it
-        return f": give its folder, {str(root)!r}"
+        transform = getattr(given, "transform", None) is not None
+        return f": give its folder, {str(root)!r}{', and transform=data.transform' if transform else ''}"
     if hasattr(given, "forward"):
         return ": the network comes first, as in offload(model, data)"
     if hasattr(given, "save_to_disk"):

@@ -572,6 +572,8 @@ class Dataset(KnownNames, Hinting, ShownInNotebooks, metaclass=HintingType):
         names = (*self.splits_brought, *saved)
         if name in self.columns:
             raise SettingError(f"{name!r} is no split but a column: write data.column({name!r})")
+        if name in ("image", "images", "img", "pixel_values"):
+            raise SettingError(f"{name!r} is no split: write image, label = data[0], or loader(data, batch_size=32)")
         if name in self.classes:
             raise SettingError(f'{name!r} is no split but a class: write data.select("label == {name!r}")')
         made = "and no other: frostline index --split train=0.8,val=0.2 makes them, as Dataset.save_splits does"

@@ -15,19 +15,23 @@ import functools
 import gc
 import hashlib
 import importlib.util
+import math
 import os
 import platform
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path
 from types import ModuleType
 
+from frostline.core.config import cache_folder
 from frostline.core.errors import SettingError
+from frostline.core.files import FileCache
 from frostline.core.system import usable_cores
 
 __all__ = (
@@ -37,6 +41,7 @@ __all__ = (
     "can_measure",
     "compute_slot",
     "end_at_once",
+    "estimated_operations_per_s",
     "free_bytes",
     "free_device_bytes",
     "hardware_name",
@@ -48,6 +53,7 @@ __all__ = (
     "keeps_freed_memory",
     "limit_memory",
     "look_anew",
+    "operations_per_s",
     "pause_compute",
     "peak_bytes",
     "quick_dtypes",
@@ -129,11 +135,64 @@ def hardware_name(device: str) -> str:
 
 
 _THREADS = " threads"
+# VGG-11 reaches 9e10 on one core here, and a hundred times that on an accelerator.
+_CORE_PER_S, _ACCELERATOR_PER_S = 5e10, 1e13
 
 
-def names_processor(hardware: str) -> bool:
-    """Whether ``hardware_name`` has named a processor so, and no accelerator."""
-    return hardware.endswith(_THREADS)
+def estimated_operations_per_s(hardware: str, cores: int) -> float:
+    """Operations a second that are believed of a device as long as nobody has measured it.
+
+    Args:
+        hardware: name of the device, as ``hardware_name`` gives it.
+        cores: number of cores that it may use, where it is a processor.
+    """
+    return cores * _CORE_PER_S if hardware.endswith(_THREADS) else _ACCELERATOR_PER_S
+
+
+# A layer in the middle of a ResNet: what most frozen layers spend their time in.
+_CHANNELS, _SIDE, _KERNEL = 64, 56, 3
+_TIMED_S, _TIMES, _MAX_ROWS = 0.005, 5, 512
+
+
+def operations_per_s(device: str) -> float:
+    """Operations a second of a convolution, measured once a machine, in less than a second, and kept.
+
+    Only to be compared with the same of another device: a network of other layers reaches more or less.
+
+    Args:
+        device: one device in torch's words.
+    """
+    import torch
+
+    about = f"{hardware_name(device)} {version_of('torch')} {torch.get_num_threads()}"
+    kept, key = FileCache(cache_folder() / "speed", ".txt"), hashlib.sha256(about.encode()).hexdigest()
+    with suppress(ValueError):
+        if (found := float(kept.get(key) or b"0")) > 0 and math.isfinite(found):
+            return found
+    measured = _measured_operations_per_s(device)
+    kept.put(key, f"{measured:.4g}".encode())
+    return measured
+
+
+def _measured_operations_per_s(device: str) -> float:
+    """The fastest of a few runs, since other programs may have a part of any."""
+    import torch
+
+    # No random numbers: those of this process are its user's.
+    kernel = torch.full((_CHANNELS, _CHANNELS, _KERNEL, _KERNEL), 1e-3, dtype=torch.float32, device=device)
+
+    def seconds(rows: int) -> float:
+        images = torch.full((rows, _CHANNELS, _SIDE, _SIDE), 1e-3, dtype=torch.float32, device=device)
+        began_s = time.perf_counter()
+        torch.nn.functional.conv2d(images, kernel, padding=1)[0, 0, 0, 0].item()  # which waits for an accelerator
+        return time.perf_counter() - began_s
+
+    rows, operations = 1, 2 * (_CHANNELS * _KERNEL * _SIDE) ** 2
+    with torch.inference_mode(), compute_slot():
+        seconds(rows)  # makes kernels ready
+        while rows < _MAX_ROWS and seconds(rows) < _TIMED_S:
+            rows *= 2
+        return rows * operations / min(seconds(rows) for _ in range(_TIMES))
 
 
 def abilities(device: str) -> frozenset[str]:
@@ -353,7 +412,7 @@ def free_bytes(device: str) -> int:
         found, _ = torch.cuda.mem_get_info(device)
     except (AssertionError, RuntimeError, ValueError) as error:  # torch's, by what is lacking
         why = str(error).partition("\n")[0]
-        raise SettingError(f"device {device} cannot be used here ({why}); cpu is the processor") from error
+        raise SettingError(f"device {device} cannot be used here ({why}): write cpu, which is always there") from error
     return found
 
 

@@ -26,7 +26,7 @@ from frostline.core.system import usable_cores, usable_memory_bytes
 from frostline.engines.catalog import OFFERS
 from frostline.engines.choice import Choice, is_prompt
 from frostline.engines.graph_runner import leaf_values
-from frostline.engines.machine import host_digest, keeps_freed_memory, names_processor
+from frostline.engines.machine import estimated_operations_per_s, host_digest, keeps_freed_memory, operations_per_s
 from frostline.engines.measure import LONG_RUN_S, observed_memory
 from frostline.engines.protocols import Engine, Footprint, Pixels, evaluation_pixels
 from frostline.engines.torch import TorchEngine
@@ -60,8 +60,6 @@ _TOGETHER_S = 0.005
 _FIRST_S = 1.0
 # Samples on which the reference's memory is seen: one alone may take other ways through a network than several.
 _SEEN_ROWS = 2
-# Times as much as a core does; where that is wrong, the first samples say so.
-_ACCELERATED = 20.0
 # Of a link: what features and encoded samples may take of it together, what is left to the latter in any case, and from
 # how many bytes on its rate is known.
 _LINK_SHARE, _MIN_SHARE, _TELLING_BYTES = 0.95, 0.05, 256 << 10
@@ -81,7 +79,9 @@ def both_sides_of(
     """
     if _shares_a_core(health, context) or not _can_decode(context.preprocess):
         return None
-    line, node, trainer = context.cuts[-1], max(1, len(health.cores)), len(usable_cores())
+    line, node_per_s = context.cuts[-1], health.operations_per_s
+    if node_per_s <= 0:  # it has just started
+        node_per_s = estimated_operations_per_s(health.hardware, max(1, len(health.cores)))
     encoded_bytes = context.data.samples.encoded_bytes / max(1, len(context.data))
 
     def bound(route: Route) -> float:
@@ -95,8 +95,8 @@ def both_sides_of(
 
     ways = ShortestWait(
         {
-            Route(line.number): max(1, nodes) * node * (1.0 if names_processor(health.hardware) else _ACCELERATED),
-            Route(0): trainer * (1.0 if context.device == "cpu" else _ACCELERATED),
+            Route(line.number): max(1, nodes) * node_per_s,
+            Route(0): operations_per_s(context.device),
         },
         samples_per_request=context.settings.samples_per_request,
         bytes_per_sample=lambda route: max(context.cuts[route.cut].bytes_per_sample, line.bytes_per_sample),

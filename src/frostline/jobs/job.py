@@ -2,6 +2,7 @@
 
 import hashlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -115,6 +116,7 @@ class Job(JobTable, Hinting, Closing):
         self._trains_in_store = trains_in_store
         self._transform = transform
         self._generation = 0
+        self._passes: Counter[tuple[str, str, int]] = Counter()  # see ArrayLoader.passes
         self._close_rest = close
         self._unused: weakref.finalize[..., PlanFollower] | None = None
         self._begin_with(parts)
@@ -347,6 +349,15 @@ class Job(JobTable, Hinting, Closing):
     def __iter__(self) -> NoReturn:
         raise TypeError("a job is no loader: write for x, y in job.loader(batch_size=32, shuffle=True)")
 
+    def __len__(self) -> NoReturn:
+        raise TypeError("a job is no data set: write len(job.loader(batch_size=32)) for batches, or len(job.data)")
+
+    def __bool__(self) -> bool:
+        return True  # it has a length in refusing one
+
+    def __getitem__(self, _: object) -> NoReturn:
+        raise TypeError("a job is no data set: write job.data[0], or next(iter(job.loader(batch_size=32)))")
+
     def __call__(self, *_: object, **__: object) -> NoReturn:
         """Refuse to be called like a network, and say what is."""
         raise TypeError("a job is no module: write job.head(batch.features)")
@@ -541,6 +552,8 @@ class Job(JobTable, Hinting, Closing):
 
     def _unguarded(self, batch_size: int, options: Mapping[str, Any]) -> ArrayLoader:
         arrays = self._maker.arrays(batch_size, **options)
+        if "epoch" not in options:
+            arrays.passes = self._passes
         return arrays.set_maker(JobLoaderSpec.of(self._worker_setup, self._router.fixed_shares, batch_size, options))
 
     def _require_unchanged(self) -> Callable[[], None]:

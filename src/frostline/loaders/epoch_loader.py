@@ -1,6 +1,7 @@
 """The batches of one epoch as NumPy arrays: order, ranks, states and records, for every framework alike."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -296,7 +297,8 @@ class ArrayLoader(Hinting):
         self._guard: PassGuard | None = None
         self.note: Callable[[Sequence[Any]], None] = _nothing  # of the latest pass; see PassGuard
         self._generation = 0
-        self._passes = 0  # that came to their end
+        # Passes that came to their end, by order; loaders of a job that are made without an epoch count together.
+        self.passes: Counter[tuple[str, str, int]] = Counter()
         self._shard(self._resumed(), PassStart())
 
     def __repr__(self) -> str:
@@ -614,7 +616,7 @@ class ArrayLoader(Hinting):
                 waiting = time.perf_counter()
             if self._guard is not None:
                 self._guard.end()
-            self._passes += 1
+            self.passes[self._order_key] += 1
             if self._ranks.workers == 1:  # else others may not be as far
                 handed.progress = Progress(len(self._order))
         finally:
@@ -623,11 +625,15 @@ class ArrayLoader(Hinting):
                 EpochFinished(epoch=number, samples=taken, from_cache=from_cache, seconds=seconds, stall_s=stall_s)
             )
 
+    @property
+    def _order_key(self) -> tuple[str, str, int]:
+        return self._data.digest, self._order.name, self._order.seed
+
     def _say_if_again(self) -> None:
         """Say once that a second pass is the first one again: other loaders shuffle anew."""
         drawn = Order | BlockOrder | Weighted | MixtureOrder
         is_shuffled = isinstance(self._order, drawn) and getattr(self._order, "shuffle", True)
-        if self._passes == 1 and is_shuffled:
+        if is_shuffled and self.passes[self._order_key] == 1:
             self._source.on_event(SetupWarning(reason=_AGAIN.format(self.epoch)))
 
     def _begins(self, look: Callable[[], None], begin: PassStart) -> None:

@@ -228,6 +228,11 @@ def _travelled(function: SampleFunction) -> PicklableFunction:
 def _takes_rng(function: object) -> bool:
     if not callable(function):
         raise SettingError(f"map takes a function of a sample, not {type(function).__name__}")
+    if type(function).__module__.startswith(("torchvision.", "timm.")):
+        raise SettingError(
+            f"map takes a function of a sample, with its label, and {type(function).__name__} takes an image: write "
+            "transform=v2.Compose([...]) of Dataset, loader or offload"
+        )
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # one that is written in C says nothing

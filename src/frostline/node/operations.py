@@ -557,7 +557,7 @@ class Listings:
                 limits=limits,
                 what="the listing",
                 option="--listing-memory",
-                reads_stores=True,
+                reads_stores=not all(root.startswith("file:") for root in self._stores.roots),
             )
         except OSError:
             file.close()

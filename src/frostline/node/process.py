@@ -254,7 +254,7 @@ class BoundedProcess(Worker):
         what: name of the process in messages.
         option: option of the node that raises the limit, for messages.
         token: token with which it asks the node, that of the tenant that asked for it.
-        reads_stores: True if it reads stores itself, and so needs the keys that the node has in its environment.
+        reads_stores: True if it reads stores that may ask for the keys that the node has in its environment.
     """
 
     def __init__(

@@ -263,6 +263,7 @@ class Node(Closing):
             cores=usable_cores(),
             trouble=self.trouble(asker),
             decoding=self._decoding(),
+            operations_per_s=self._bridge.operations_per_s,
         )
 
     def _decoding(self) -> str:

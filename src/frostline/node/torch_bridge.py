@@ -12,7 +12,7 @@ import numpy.typing as npt
 from frostline.batching import ROWS
 from frostline.core.config import NodeSettings, cache_folder, devices_of
 from frostline.core.errors import ModelError, UnsafeArtifact
-from frostline.engines.machine import is_accelerator
+from frostline.engines.machine import estimated_operations_per_s, hardware_name, is_accelerator, operations_per_s
 from frostline.engines.protocols import Arrays
 from frostline.node.trials.queue import EngineMemory, policy_of
 
@@ -33,9 +33,6 @@ _NEEDED = (
     "frostline.models.artifact",
     "frostline.node.trials.selection",
 )
-# Estimates of operations per second: VGG-11 reaches 9e10 on one core here, and a hundred times that on an accelerator.
-_CORE_PER_S = 5e10
-_ACCELERATOR_PER_S = 1e13
 
 
 class TorchBridge:
@@ -45,6 +42,9 @@ class TorchBridge:
         settings: settings of the node.
         memory: memory that engines must fit.
         inspector: inspector of prefixes in another process; None if they come from this process.
+
+    Attributes:
+        operations_per_s: speed of all devices together as ``engines.machine`` measures it; 0 until ``warm`` has.
     """
 
     def __init__(self, settings: NodeSettings, memory: EngineMemory, inspector: "Inspector | None" = None) -> None:
@@ -54,6 +54,7 @@ class TorchBridge:
         self._lock = threading.Lock()
         self._trials: Trials | None = None
         self._known: KnownWeights | None = None
+        self.operations_per_s = 0.0
         self._is_closed = False
         self._devices = devices_of(settings.device)
         # Parts of one processor share engines, and of the others some run one batch at a time.
@@ -82,7 +83,7 @@ class TorchBridge:
     def warm(self) -> None:
         """Import what the first network and the usual engine need, which takes seconds, before a request waits.
 
-        Weights that the node has are read after that.
+        Weights that the node has are read after that, and how fast it is is measured.
         """
         for module in _NEEDED:
             import_module(module)
@@ -95,6 +96,9 @@ class TorchBridge:
             known = KnownWeights([*demo_weights(), *weight_files(self._settings.weight_folders)])
             known.read()
             self._known = known
+            # Parts of one processor are one device.
+            devices = self._devices if is_accelerator(self._settings.device) else self._devices[:1]
+            self.operations_per_s = sum(map(operations_per_s, devices))
 
     @property
     def known(self) -> "KnownWeights | None":
@@ -238,4 +242,5 @@ def _limits(settings: NodeSettings) -> "GraphLimits":
 
 
 def _operations_per_s(settings: NodeSettings) -> float:
-    return _ACCELERATOR_PER_S if is_accelerator(settings.device) else settings.compute_threads * _CORE_PER_S
+    """What bounds strangers' runs: the same on a busy machine as on an idle one, so not what was measured."""
+    return estimated_operations_per_s(hardware_name(settings.device), settings.compute_threads)

@@ -173,9 +173,16 @@ def from_transform(transform: Transform) -> Preprocess:
             f"transform ends with {found.form}: end it with ToTensor() and Normalize(mean, std), which make what a "
             "network takes"
         )
+    name = name_of(found.rest[0])
+    if name in ("PILToTensor", "Resize", "ToImage", "ToTensor"):  # which steps say where images have one size
+        raise SettingError(
+            f"{name} of transform leaves images of several sizes, and a network takes one: write "
+            "transform=Compose([Resize(256), CenterCrop(224), ToTensor()])"
+        )
     raise SettingError(
-        f"{name_of(found.rest[0])} of transform cannot be said in steps, which is all that a node runs: leave it out, "
-        "or write the steps, such as preprocess=frostline.preprocess.imagenet(224, augment=True)"
+        f"{name} of transform cannot run before frozen layers, where a node runs resizing, cropping, flipping, colours "
+        "and normalisation alone and no code of yours: leave it out, or write preprocess=frostline.preprocess."
+        "imagenet(224, augment=True)"
     )
 
 

@@ -62,6 +62,7 @@ __all__ = (
     "cloud_store",
     "google_settings",
     "list_azure",
+    "list_by_arrow",
     "memory_store",
     "profile_of",
     "s3_settings",
@@ -490,7 +491,7 @@ def cloud_store(
     is_web = root.scheme in ("http", "https")
     # Arrow ends the process where a container of Azure holds such a name (26.0). Azure escapes what XML cannot hold,
     # and the driver does not look for that.
-    lister, escape = (list_azure, "%") if root.scheme == "az" else (_list_by_arrow, "")
+    lister, escape = (list_azure, "%") if root.scheme == "az" else (list_by_arrow, "")
     store = (
         WebStore(url, root, waits.timeout_s)
         if is_web
@@ -626,8 +627,8 @@ def _azure(root: Root, retries: int, times: dict[str, str]) -> "AzureStore":
     return AzureStore(root.place, retry_config=_tries(retries), config=settings)
 
 
-def _list_by_arrow(root: Root, timeout_s: float, prefix: str) -> Iterator[Entry]:
-    """The objects of a bucket under a prefix. There are no etags: versions are those of times."""
+def list_by_arrow(root: Root, timeout_s: float, prefix: str) -> Iterator[Entry]:
+    """The objects of a bucket under a prefix, as in ``list_azure``. There are no etags: versions are those of times."""
     from pyarrow.fs import FileSelector, FileType
 
     files = (_arrow_s3 if root.scheme == "s3" else _arrow_google)(root, timeout_s)
@@ -636,6 +637,10 @@ def _list_by_arrow(root: Root, timeout_s: float, prefix: str) -> Iterator[Entry]
         if info.type == FileType.File:
             changed_s = info.mtime.timestamp() if info.mtime else 0
             yield Entry(info.path[len(root.place) + 1 :], int(info.size), version_of_time(changed_s))
+
+
+# The region for which alone Arrow's client follows no redirects. It signs as for us-east-1, which most servers take.
+_NO_REDIRECTS = "aws-global"
 
 
 def _arrow_s3(root: Root, timeout_s: float) -> "FileSystem":
@@ -652,9 +657,10 @@ def _arrow_s3(root: Root, timeout_s: float) -> "FileSystem":
         keys |= {"session_token": given["token"]} if given["token"] else {}
     addresses = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     endpoint = config.get("endpoint") or next((said[name] for name in addresses if said.get(name)), "")
+    region = config.get("region") or said.get("AWS_REGION") or said.get("AWS_DEFAULT_REGION") or "us-east-1"
     return S3FileSystem(
         anonymous="anonymous" in options or said.get("AWS_SKIP_SIGNATURE") == "true",
-        region=config.get("region") or said.get("AWS_REGION") or said.get("AWS_DEFAULT_REGION") or "us-east-1",
+        region=_NO_REDIRECTS if endpoint else region,
         force_virtual_addressing=said.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST") == "true",
         request_timeout=timeout_s,
         connect_timeout=min(_CONNECT_S, timeout_s),

@@ -1,8 +1,9 @@
 """Builds classifiers of transformers, of images, texts or both, from a folder or the hub, out of safetensors."""
 
 import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 
 from frostline.core.errors import ModelError, SettingError, UnknownModel, WeightsMismatch, WeightsMissing
 from frostline.core.events import Observer, SetupWarning
+from frostline.core.files import read_regular
 from frostline.models.modules import all_in_eval, modes, zeros
 from frostline.models.tracing import cast_inputs
 from frostline.preprocess import Preprocess, named_inputs
@@ -42,6 +44,8 @@ __all__ = (
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 _PROCESSOR, _PROCESSORS = "preprocessor_config.json", "processor_config.json"
+# A thousand times what one has that names no classes.
+_MAX_CONFIG_BYTES = 16 << 20
 _PATTERNS = (_CONFIG, _PROCESSOR, _PROCESSORS, *TOKENIZER_FILES, "*.safetensors", "*.safetensors.index.json")
 _IMAGES, _TEXTS = "AutoModelForImageClassification", "AutoModelForSequenceClassification"
 _PAIRS = "AutoModel"
@@ -289,8 +293,9 @@ def _processed(name: str, folder: Path, on_event: Observer) -> Preprocess:
 
 def _folder(name: str, on_event: Observer) -> Path:
     wanted = name.partition(":")[2]
-    if Path(wanted).is_dir():
-        return Path(wanted)
+    with suppress(ValueError):  # no folder has such a name
+        if Path(wanted).is_dir():
+            return Path(wanted)
     owner, _, rest = wanted.partition("/")
     if not owner or not rest or "/" in rest or wanted.startswith((".", "~")):
         raise UnknownModel(f"there is no folder {wanted!r}, and no model of the hub is called so: write hf:OWNER/NAME")
@@ -300,6 +305,10 @@ def _folder(name: str, on_event: Observer) -> Path:
 def _in_hub_cache(name: str, repository: str, on_event: Observer) -> Path:
     """The folder of a repository in the hub's cache, into which it is fetched where it is not there yet."""
     hub = import_package("huggingface_hub", "huggingface_hub")
+    try:
+        hub.utils.validate_repo_id(repository)
+    except ValueError as error:
+        raise UnknownModel(f"no model of the hub is called {repository!r}: {error}") from error
     found = hub.try_to_load_from_cache(repository, _CONFIG)
     weights = hub.try_to_load_from_cache(repository, _WEIGHTS)
     if isinstance(found, str) and isinstance(weights, str) and _has_inputs(Path(found).parent):
@@ -318,8 +327,38 @@ def _has_inputs(folder: Path) -> bool:
 
 
 def _check_config(name: str, folder: Path) -> None:
-    if not (folder / _CONFIG).is_file():
-        raise UnknownModel(f"{name}: {folder} holds no {_CONFIG}, so it is no folder that save_pretrained wrote")
+    """Do nothing if a configuration is one, of a network that runs no code of the hub.
+
+    Raises:
+        UnknownModel: There is none.
+        ModelError: The file cannot be read, or names such code.
+    """
+    file = folder / _CONFIG
+    try:
+        said = json.loads(read_regular(file, _MAX_CONFIG_BYTES))
+    except FileNotFoundError:
+        raise UnknownModel(
+            f"{name}: {folder} holds no {_CONFIG}, so it is no folder that save_pretrained wrote"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{name}: {file} cannot be read: {error}") from error
+    # Such as attn_implementation: "OWNER/KERNEL", which transformers fetches and runs.
+    for owner in _objects(said):
+        named = [key for key, value in owner.items() if "implementation" in key and "/" in json.dumps(value)]
+        if named:
+            raise ModelError(f"{name}: {named[0]} in {file} names code of the hub, which is not run: take it out")
+
+
+def _objects(value: object) -> Iterator[dict[str, Any]]:
+    """All objects in a value of JSON, however deep."""
+    left = [value]
+    while left:
+        found = left.pop()
+        if isinstance(found, dict):
+            yield found
+            left += found.values()
+        elif isinstance(found, list):
+            left += found
 
 
 def _check_weights(name: str, folder: Path, *, pretrained: bool) -> None:
@@ -341,9 +380,11 @@ def _loaded(maker: Any, folder: Path, *, is_whole: bool) -> nn.Module:
     )
     # A classifier may be missing, as it is trained; nothing that is frozen may.
     inside = "" if is_whole else f"{model.base_model_prefix}."
-    lacking = sorted(key for key in about["missing_keys"] if str(key).startswith(inside))
-    if lacking:
-        raise WeightsMismatch(f"{folder} lacks {len(lacking)} of the network's tensors, such as {lacking[0]}")
+    others = [key for key, *_ in about["mismatched_keys"]]
+    for keys, what in ((about["missing_keys"], "lacks"), (others, "has in another shape")):
+        lacking = sorted(key for key in keys if str(key).startswith(inside))
+        if lacking:
+            raise WeightsMismatch(f"{folder} {what} {len(lacking)} of the network's tensors, such as {lacking[0]}")
     if not isinstance(model, nn.Module):
         raise ModelError(f"transformers makes no network of {folder}")
     return model

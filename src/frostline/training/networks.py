@@ -62,6 +62,7 @@ def load_model(
     max_length: int | None = None,
     samples: Preprocess | None = None,
     parts: Mapping[str, str] | None = None,
+    is_tuned: bool = False,
     on_event: Observer | None = None,
 ) -> Pretrained:
     """Build a network by name, for this many classes.
@@ -69,7 +70,7 @@ def load_model(
     Args:
         name: ``torchvision:resnet18``, ``timm:NAME``, ``hf:OWNER/NAME``, ``hf:FOLDER``, ``package.module:factory``
             (called without arguments), or ``demo:efficientnet_lite0`` (needs the extra ``demo``).
-        classes: outputs of the classifier. A classifier of another size is replaced by a fresh one.
+        classes: outputs of the classifier.
         weights: a safetensors file of the whole network's ``state_dict``; ``"random"`` for weights that have learned
             nothing; None takes those that come with the name, which are fetched once where they are not in the
             cache of their library.
@@ -80,6 +81,8 @@ def load_model(
         max_length: number of tokens of a text; None takes 128, or as many as the network has positions for.
         samples: preprocessing of sounds or arrays; None takes what the network's library says of images or texts.
         parts: kind of each input, in words of ``training.settings``, where the network takes several by name.
+        is_tuned: True if the weights are those of a run, whose classifier has that many outputs; False replaces one of
+            another size.
         on_event: function that is called when weights are fetched, and where they came from.
 
     Raises:
@@ -105,7 +108,7 @@ def load_model(
         if weights is not None and weights != RANDOM:
             _load_weights(found.model, weights, found.preprocess.inputs)
             source = Path(weights).name
-        _fit_classifier(found.model, classes, found.preprocess.inputs)
+        _fit_classifier(found.model, classes, found.preprocess.inputs, may_replace=not is_tuned)
     on_event(WeightsLoaded(model=name, source=source))
     preprocess = _augmented(found.preprocess) if augment else found.preprocess
     return Pretrained(
@@ -271,8 +274,14 @@ def _fit_to_file(model: nn.Module, tensors: Mapping[str, torch.Tensor], inputs: 
         _replace_classifier(model, path, classifier, weight.shape[0])
 
 
-def _fit_classifier(model: nn.Module, classes: int, inputs: AnyInputs) -> None:
+def _fit_classifier(model: nn.Module, classes: int, inputs: AnyInputs, *, may_replace: bool) -> None:
     path, classifier = classifier_of(model, used_parameters(model, inputs))
+    given = getattr(classifier, "out_features", getattr(classifier, "out_channels", None))
+    if not may_replace and given != classes:
+        raise WeightsMismatch(
+            f"the weights of the run are of a network that gives {given} scores for a sample, and its config says "
+            f"{classes}: one of them is damaged"
+        )
     if not isinstance(classifier, nn.Linear):
         if getattr(classifier, "out_channels", None) == classes:
             return

@@ -46,7 +46,18 @@ __all__ = (
 )
 
 _TIMM_FILES = ("model.safetensors", "pytorch_model.bin")
-_UNREADABLE = (EOFError, LookupError, OSError, RuntimeError, SafetensorError, TypeError, UnpicklingError, ValueError)
+_UNREADABLE = (
+    EOFError,
+    ImportError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SafetensorError,
+    TypeError,
+    UnpicklingError,
+    ValueError,
+)
 _ANSWERS_WITHIN_S = 10.0
 
 
@@ -101,6 +112,10 @@ def from_timm(name: str, on_event: Observer, *, pretrained: bool) -> Built:
     wanted = name.partition(":")[2]
     if not timm.is_model(wanted):
         raise UnknownModel(f"timm has no model {wanted!r}{suggest_names(wanted, timm.list_models())}")
+    try:
+        timm.get_pretrained_cfg(wanted)
+    except RuntimeError as error:  # behind the dot are no weights of it
+        raise UnknownModel(f"timm has no model {wanted!r}: {error}") from error
     if not pretrained:
         model, weights = timm.create_model(wanted, pretrained=False), RANDOM
     else:

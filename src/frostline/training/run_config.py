@@ -356,4 +356,7 @@ def _checked(value: dict[str, Any]) -> dict[str, Any]:
         raise ValueError(f"a network gives from 1 to {_MAX_OUTPUTS} scores, not {outputs!r}")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise TypeError("classes are texts")
+    if classes and len(classes) != outputs:
+        raise ValueError(f"it names {len(classes)} classes for {outputs} scores")
+    "\0".join(classes).encode(errors="surrogateescape")  # half a character can be written nowhere
     return {**value, "classes": tuple(classes)}

@@ -342,8 +342,8 @@ IMAGES = "images"
 TEXTS = "texts"
 """The word for a part of samples that a tokenizer takes."""
 
-_SOUNDS = re.compile(r"(?P<kind>sounds|waves):(?P<seconds>\d+(?:\.\d+)?)(?:@(?P<rate>\d+))?")
-_ARRAYS = re.compile(r"arrays:(?P<shape>\d+(?:x\d+)*)(?::(?P<dtype>float32|int64))?")
+_SOUNDS = re.compile(r"(?P<kind>sounds|waves):(?P<seconds>\d{1,9}(?:\.\d+)?)(?:@(?P<rate>\d{1,9}))?")
+_ARRAYS = re.compile(r"arrays:(?P<shape>\d{1,18}(?:x\d{1,18})*)(?::(?P<dtype>float32|int64))?")
 _WORDS = (
     "images, sounds:SECONDS (log-mel spectrograms), waves:SECONDS, both with @RATE if it is not 16000, or "
     "arrays:SHAPE such as arrays:12x5000, with :int64 if the network takes whole numbers"

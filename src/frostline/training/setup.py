@@ -88,6 +88,7 @@ def set_up(
             max_length=settings.max_length,
             samples=None if parts else preprocess_of(begun.samples),
             parts=parts,
+            is_tuned=settings.outputs is not None,
             on_event=on_event,
         )
         _freeze(network, settings)

@@ -326,6 +326,7 @@ class Health:
         trouble: the reason why the node should be asked for nothing now, such as ``draining``; empty where it is ready.
         decoding: place where samples are decoded and how it is confined, such as "apart, confined by Landlock 6 and
             seccomp".
+        operations_per_s: operations a second of a convolution, as the node has measured; 0 until it has.
     """
 
     version: str
@@ -337,6 +338,7 @@ class Health:
     protocol: tuple[int, int] = PROTOCOLS
     trouble: str = ""
     decoding: str = ""
+    operations_per_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
@@ -349,7 +351,9 @@ class Health:
         least, greatest = value["protocol"]
         if not isinstance(least, int) or not isinstance(greatest, int) or not isinstance(value["trouble"], str):
             raise TypeError("a node's health says its protocols and its trouble")
-        value = {"decoding": "", **value}  # which is for people alone
+        value = {"decoding": "", "operations_per_s": 0.0, **value}  # a job can do without both
+        if not 0 <= value["operations_per_s"] < math.inf:
+            raise TypeError("a node's speed is a number")
         known = {field.name: value[field.name] for field in fields(cls)}
         lists = {"roots": tuple(value["roots"]), "cores": tuple(value["cores"]), "protocol": (least, greatest)}
         return cls(**{**known, **lists})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from frostline.core.config import ServerTls, TlsFiles
 from frostline.core.errors import SettingError
-from frostline.core.files import make_private_folder, replace_file, stamp_of, write_errors
+from frostline.core.files import make_private_folder, replace_file, require_guarded, stamp_of, write_errors
 from frostline.core.units import log_named
 
 if TYPE_CHECKING:  # of the extra `tls`, which only who makes certificates needs
@@ -105,7 +105,7 @@ def _server(files: ServerTls) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
     _load_certificate(context, files.cert, files.key)
     if files.client_ca is not None:
-        _load_authorities(context, files.client_ca)
+        _load_authorities(context, files.client_ca, of_clients=True)
         context.verify_mode = ssl.CERT_REQUIRED
         if _has_revocations(files.client_ca):
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
@@ -119,8 +119,10 @@ def _has_revocations(file: str) -> bool:
         raise SettingError(f"cannot read the authorities in {file}: {_why(error)}") from error
 
 
-def _load_authorities(context: ssl.SSLContext, file: str) -> None:
+def _load_authorities(context: ssl.SSLContext, file: str, *, of_clients: bool = False) -> None:
     try:
+        if of_clients:
+            require_guarded(Path(file))
         context.load_verify_locations(file)
     except OSError as error:  # those of ssl too
         raise SettingError(f"cannot read the authorities in {file}: {_why(error)}") from error
@@ -130,10 +132,12 @@ def _load_certificate(context: ssl.SSLContext, cert: str, key: str | None) -> No
     """Load a certificate and its key, for which nobody is asked a password.
 
     Raises:
-        SettingError: The certificate and its key do not fit each other, or every user of this machine may read the key.
+        SettingError: The certificate and its key do not fit each other; or every user of this machine may read the key,
+            or another user change it.
     """
     holder = Path(key or cert)
     try:
+        require_guarded(holder)
         mode = holder.stat().st_mode
         context.load_cert_chain(cert, key, password=lambda: b"")
     except OSError as error:

@@ -34,6 +34,7 @@ from frostline.stores.protocols import Entry, Versioned, is_other_version
 __all__ = (
     "HEADER_BYTES",
     "LARGEST_FOOTER",
+    "MAGICS",
     "NUMBER_BYTES",
     "CheckedPages",
     "ColumnChunks",
@@ -71,10 +72,12 @@ _WRITERS_OWN = re.compile(r"(?:^|/)_[^/=]*/")
 # three bytes say how many there are.
 LARGEST_FOOTER, _LONGEST_FOOTER_LIST = 8 << 20, 1 << 16
 _FOOTER_END = 8
+MAGICS = (b"PAR1", b"PARE")
+"""What Parquet files end with; the second one where their footer is encrypted."""
 
 
 def _check_footer(name: str, end: bytes) -> None:
-    if end.endswith(b"PAR1") and int.from_bytes(end[:4], "little") > LARGEST_FOOTER:
+    if end.endswith(MAGICS) and int.from_bytes(end[:4], "little") > LARGEST_FOOTER:
         raise DataError(
             f"{name} has a footer of more than {LARGEST_FOOTER >> 20} MiB: write it with fewer row groups or columns"
         )

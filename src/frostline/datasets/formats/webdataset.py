@@ -3,7 +3,6 @@
 Keeps plain copies of compressed tars in a cache folder: each is unpacked once, within bounds, and whole or not.
 """
 
-import gzip
 import hashlib
 import io
 import json
@@ -27,7 +26,7 @@ import pyarrow.compute as pc
 from frostline.core import OBJECTS, UNPACKED
 from frostline.core.config import cache_folder
 from frostline.core.errors import BadRequest, DataError, EmptyDataset, ObjectNotFound
-from frostline.core.files import lock, make_private_file, make_private_folder, open_private
+from frostline.core.files import lock, make_private_folder, open_private
 from frostline.core.units import in_bytes
 from frostline.datasets.formats.base import TARGET_COLUMNS, ListedSamples, digest_of, is_hidden_member
 from frostline.datasets.formats.contradictions import contradictions_in_shard, contradictions_of_shards
@@ -78,7 +77,8 @@ __all__ = (
 )
 
 
-_PIECE = 4 << 20
+_PIECE, _OF_GZIP = 4 << 20, 31
+_FED = 64 << 10  # at once, of which all behind a member of gzip is copied
 # gzip makes nothing smaller than a thousandth. A tar of texts of one byte, each with its header, is 150 times as large
 # as its compressed file, so that what exceeds this was made to fill a disk.
 _MAX_TIMES = 500
@@ -86,6 +86,8 @@ _ALWAYS_FITS = 16 << 20
 # So much of the disk stays free for everybody else.
 _SHARE_OF_FREE = 2
 _IDLE_S = 7 * 86_400.0
+# A copy that was opened, or written to, in that time is not removed for another.
+_IN_USE_S = 60.0
 _PARTIAL = ".partial-"
 
 
@@ -128,12 +130,11 @@ class TarCopies:
     """Plain copies of compressed tars. Safe for threads and for several processes with the same folder.
 
     A copy that nobody opened for a week is removed when another tar is unpacked, and one of an older version of the
-    same tar at once.
+    same tar at once. They take a part of the disk together: where there is no room, those least recently opened go.
 
     Args:
         folder: the folder, made where it is missing, for its user alone.
-        free_bytes: function that gives the bytes that are free on the disk of a folder; half of them may be taken by a
-            copy.
+        free_bytes: function that gives the free bytes on a folder's disk; of these and their own, copies take half.
         clock: seconds since the epoch.
     """
 
@@ -159,47 +160,61 @@ class TarCopies:
         """
         place = _digest(url, tar.file)
         path = self._folder / f"{place}-{_digest(str(tar.size), tar.version)}.tar"
-        with _of_system(path):
+        try:
             if _is_there(path):
                 return path
             with self._alone(place):
                 if not _is_there(path):
                     self._unpack(store, tar, path)
-                    self._tidy(place, path)
+                    for older in {*self._folder.glob(f"{place}-*.tar")} - {path}:
+                        older.unlink(missing_ok=True)
+        except OSError as error:
+            raise error_of_system(error, str(path)) from error
         return path
 
     @contextmanager
     def _alone(self, place: str) -> Iterator[None]:
         make_private_folder(self._folder)
         path = self._folder / f"{place}.lock"
-        make_private_file(path)
-        with path.open("rb") as file:
+        with open_private(path, "ab") as file:
             lock(file.fileno())
-            yield
+            try:
+                yield
+            finally:  # who waits for it sees the copy next; names of tars that are nowhere leave nothing
+                path.unlink(missing_ok=True)
 
     def _unpack(self, store: Versioned, tar: CompressedTar, path: Path) -> None:
         part = path.with_name(f"{_PARTIAL}{secrets.token_hex(8)}")
         largest = _MAX_TIMES * tar.size + _ALWAYS_FITS
-        max_bytes = self._free_bytes(self._folder) // _SHARE_OF_FREE
         nbytes = 0
         try:
             with open_private(part, "xb") as file:
+                room = self._room(part, 0)
                 for piece in _plain(store, tar):
                     nbytes += len(piece)
-                    if nbytes > min(largest, max_bytes):
-                        raise DataError(_too_large(tar, nbytes, max_bytes, self._folder))
+                    if room < nbytes <= largest:
+                        room = self._room(part, nbytes)
+                    if nbytes > min(largest, room):
+                        raise DataError(_too_large(tar, nbytes, room, self._folder))
                     file.write(piece)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
 
-    def _tidy(self, place: str, newest: Path) -> None:
-        idle = self._clock() - _IDLE_S
+    def _room(self, part: Path, nbytes: int) -> int:
+        """Bytes that a copy under way may take, once others are gone that are idle for a week, or in its way."""
+        found = dict[Path, os.stat_result]()
         for path in self._folder.iterdir():
-            with suppress(FileNotFoundError):  # another process tidies too
-                is_older = path.suffix == ".tar" and path.name.startswith(f"{place}-") and path != newest
-                if is_older or path.stat().st_mtime < idle:
-                    path.unlink()
+            with suppress(FileNotFoundError):  # another process makes room too
+                found[path] = path.stat()
+        taken, now_s = sum(status.st_size for status in found.values()), self._clock()
+        room = (self._free_bytes(self._folder) + taken) // _SHARE_OF_FREE - taken + found.pop(part).st_size
+        for path, status in sorted(found.items(), key=lambda item: item[1].st_mtime):
+            idle_s = now_s - status.st_mtime
+            if idle_s > _IDLE_S or (idle_s > _IN_USE_S and room < nbytes):
+                path.unlink(missing_ok=True)
+                room += status.st_size
+        return room
 
 
 def _digest(*texts: str) -> str:
@@ -208,11 +223,10 @@ def _digest(*texts: str) -> str:
 
 def _is_there(path: Path) -> bool:
     """Whether a copy is there, which counts as use of it."""
-    try:
+    with suppress(FileNotFoundError):
         os.utime(path)
-    except FileNotFoundError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _too_large(tar: CompressedTar, nbytes: int, max_bytes: int, folder: Path) -> str:
@@ -222,29 +236,26 @@ def _too_large(tar: CompressedTar, nbytes: int, max_bytes: int, folder: Path) ->
             "does: unpack it yourself, to a plain tar, if it is right"
         )
     return (
-        f"{tar.file} would unpack to more than {in_bytes(max_bytes)}, half of what is free in {folder}: set "
-        "XDG_CACHE_HOME to a larger disk, or unpack it yourself, to a plain tar"
+        f"{tar.file} would unpack to more than {in_bytes(max_bytes)}, half of the free disk of {folder} beside its "
+        "copies: set XDG_CACHE_HOME to a larger disk, or unpack it yourself, to a plain tar"
     )
 
 
-@contextmanager
-def _of_system(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise error_of_system(error, str(path)) from error
-
-
 def _plain(store: Versioned, tar: CompressedTar) -> Iterator[bytes]:
-    """The bytes of the plain tar, one after another."""
+    """The bytes of the plain tar, one after another. Python's own reader takes a header of any length byte by byte."""
+    file, inflate, left = io.BufferedReader(_Compressed(store, tar), _PIECE), zlib.decompressobj(_OF_GZIP), b""
     try:
-        with gzip.GzipFile(fileobj=io.BufferedReader(_Compressed(store, tar), _PIECE)) as file:
-            while piece := file.read(_PIECE):
-                yield piece
-    except EOFError as error:
-        raise DataError(f"{tar.file} is cut off: make it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
+        while data := left or file.read(_FED):
+            left = b""
+            if not inflate.eof or (data := data.lstrip(b"\0")):  # zeros may fill up what is behind a member
+                inflate = zlib.decompressobj(_OF_GZIP) if inflate.eof else inflate
+                yield inflate.decompress(data, _PIECE)
+                left = inflate.unconsumed_tail or inflate.unused_data
+        yield inflate.flush()
+    except zlib.error as error:
         raise DataError(f"{tar.file} is not compressed by gzip, or damaged: make it again") from error
+    if not inflate.eof:
+        raise DataError(f"{tar.file} is cut off: make it again")
 
 
 class _Compressed(io.RawIOBase):
@@ -301,7 +312,7 @@ class TarReader:
         except ObjectNotFound:
             if self._open.pop(object, None) is None:
                 raise
-        # The copy was there before, and somebody may have removed it.
+        # Its copy was there before, and has gone.
         return self._read(tar, object, offset, length), tar.version
 
     def entry_of(self, tar: CompressedTar) -> Entry:
@@ -314,8 +325,7 @@ class TarReader:
         return _Named(self, str(tar))
 
     def _read(self, tar: CompressedTar, object: str, offset: int, length: int) -> Buffer:
-        found = self._open.get(object)
-        if found is None:
+        if (found := self._open.get(object)) is None:
             found = self._open[object] = self._opened(tar)
         folder, name = found
         return folder.read(name, offset, length)
@@ -390,7 +400,8 @@ def members(store: Versioned, shard: Entry, contents_of: tuple[str, ...], others
             contents = ranges.at(info.offset_data, info.size) if wanted else None
             yield Member(_checked(info.name.removeprefix("./"), shard.object), info.offset_data, info.size, contents)
         # The module stops at whatever it cannot read as if that were the end.
-        if not _is_end(ranges.at(tar.offset, tarfile.BLOCKSIZE)):
+        end = ranges.at(tar.offset, tarfile.BLOCKSIZE)
+        if len(end) < tarfile.BLOCKSIZE or any(end):
             raise DataError(_cut_off(shard.object))
 
 
@@ -408,10 +419,6 @@ def _said(shard: str) -> Iterator[None]:
 
 def _cut_off(shard: str) -> str:
     return f"{shard} is cut off or damaged: what follows its last whole member is no end of a tar; make it again"
-
-
-def _is_end(block: bytes) -> bool:
-    return len(block) == tarfile.BLOCKSIZE and not any(block)
 
 
 def _checked(name: str, shard: str) -> str:
