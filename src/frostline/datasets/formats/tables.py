@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -70,6 +71,7 @@ __all__ = (
     "roles_of_parts",
     "texts_of_labels",
     "with_names_for_masks",
+    "with_types",
 )
 
 
@@ -210,6 +212,22 @@ def read_back(values: pa.Array | Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
         return found.cast(pa.string()).cast(kind)
     return found.cast(kind)
+
+
+def with_types(table: pa.Table, types: bytes) -> pa.Table:
+    """A table with the types that columns had before they were written as JSON; others stay as they are.
+
+    Args:
+        table: samples of a shard.
+        types: schema of Arrow that holds them; empty where there is none.
+    """
+    with suppress(pa.ArrowException, OSError):
+        for field in pa.ipc.read_schema(pa.py_buffer(types)) if types else ():
+            place = table.schema.get_field_index(field.name)
+            if place >= 0 and is_scalar(field.type):
+                column = read_back(table[field.name].combine_chunks(), field.type)
+                table = table.set_column(place, field.name, column)
+    return table
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

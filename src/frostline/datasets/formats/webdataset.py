@@ -57,7 +57,7 @@ from frostline.datasets.formats.labels import (
 )
 from frostline.datasets.formats.left_out import COLUMNS_LEFT, KEYS, LeftOut, is_hidden, of_names, sum_left_out
 from frostline.datasets.formats.ranges import ObjectRanges
-from frostline.datasets.formats.tables import SAID, finish_table, is_scalar, read_back
+from frostline.datasets.formats.tables import SAID, finish_table, with_types
 from frostline.stores.local import FolderStore, base_url, error_of_system
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version
 from frostline.stores.urls import TAR_GZ
@@ -727,23 +727,12 @@ def _shard(
     said = {member.name: member.contents or b"" for member in found if member.name in (CLASS_MEMBER, TYPE_MEMBER)}
     samples = samples_of(shard.object, found)
     columns, left = columns_of([sample.about for sample in samples], shard.object)
-    table = _typed(_table(store, heads, shard, samples, columns), said.get(TYPE_MEMBER, b""))
+    table = with_types(_table(store, heads, shard, samples, columns), said.get(TYPE_MEMBER, b""))
     classes = classes_in(said.get(CLASS_MEMBER, b""))
     table = with_names(table, SAID, classes)
     beside = [sample.other for sample in samples]
     apart = contradictions_in_shard(shard.object, table["name"], table[SAID], beside)
     return _Shard(table, classes, (*_left_out(shard.object, found, others), *left, *apart))
-
-
-def _typed(table: pa.Table, types: bytes) -> pa.Table:
-    """A shard's table with the types that columns had before they were written as JSON; others stay as they are."""
-    with suppress(pa.ArrowException, OSError):
-        for field in pa.ipc.read_schema(pa.py_buffer(types)) if types else ():
-            place = table.schema.get_field_index(field.name)
-            if place >= 0 and is_scalar(field.type):
-                column = read_back(table[field.name].combine_chunks(), field.type)
-                table = table.set_column(place, field.name, column)
-    return table
 
 
 def _table(
