@@ -107,7 +107,15 @@ def test_a_node_unpacks_it_for_whoever_trains_elsewhere(tmp_path):
 def test_plain_tars_beside_compressed_ones_are_the_data(tmp_path):
     (tmp_path / "x.tar").write_bytes(TAR)
     (tmp_path / "x.tar.gz").write_bytes(PACKED)
-    assert {name.partition("/")[0] for name in fl.Dataset(tmp_path).names} == {"x.tar"}
+    (tmp_path / "y.TGZ").write_bytes(PACKED)
+    (tmp_path / "z.tar.xz").write_bytes(b"xz")
+    data = fl.Dataset(tmp_path)
+    assert {name.partition("/")[0] for name in data.names} == {"x.tar"}
+    assert [(left.reason, left.names) for left in data.manifest.left_out] == [
+        ("that the format webdataset does not use, and --format tar.gz reads", ("x.tar.gz", "y.TGZ")),
+        ("with the suffix .tar.xz, which is not read", ("z.tar.xz",)),
+    ]
+    (tmp_path / "y.TGZ").unlink()
     assert {name.partition("/")[0] for name in fl.Dataset(tmp_path, format="tar.gz").names} == {"x.tar.gz"}
 
 

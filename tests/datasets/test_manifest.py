@@ -5,12 +5,15 @@ What changed since a manifest was built: named and refused, or taken as it is no
 Listing a store: the same objects whether at once or folder by folder, and how far it is.
 """
 
+import dataclasses
 import json
 import sys
 import uuid
 from contextlib import contextmanager
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,12 +25,14 @@ from frostline.cli.index import index
 from frostline.cli.ingest import ingest
 from frostline.cli.plan import plan
 from frostline.cli.train import train
-from frostline.core.errors import AccessDenied, DataChanged, DataNotFound, SettingError, StoreUnavailable
+from frostline.core.errors import AccessDenied, DataChanged, DataError, DataNotFound, SettingError, StoreUnavailable
 from frostline.core.events import PhaseStarted, ProgressMade
 from frostline.datasets import Dataset
 from frostline.datasets.copy.ready import ingest as make_ready
 from frostline.datasets.copy.repack import repack
 from frostline.datasets.formats import parquet, webdataset
+from frostline.datasets.formats.known import format_named
+from frostline.datasets.formats.left_out import sum_left_out
 from frostline.datasets.manifest import list_all, null_observer, rows_of_ids
 from frostline.preprocess import Applied, imagenet
 from frostline.stores.open import open_store
@@ -433,3 +438,79 @@ def test_a_listing_says_how_far_it_is(tmp_path):
         ProgressMade(done=1, total=0),
         PhaseStarted(name="building the manifest"),
     ]
+
+
+# What labels, a column and the split of a file's samples may be; a label of half is none of a class.
+LABELS = (("a", "b"), ("b", None), (0, 2), (1.0, None), ("1", "2"), (True, False), (0.5, -1.0), ([0], [0, 1]))
+COLUMNS = ((1, 2), (1.5, None), ("u", "v"), (None, None))
+PLACES = ("", "train-", "val-", "train/", "site=n/", "site=1/", "label=a/", "label=q/")
+
+
+@st.composite
+def table_files(draw, format):
+    """The name and the contents of a file of samples."""
+    count = draw(st.integers(1, 3))
+
+    def of(kinds):
+        return draw(st.lists(st.sampled_from(draw(st.sampled_from(kinds))), min_size=count, max_size=count))
+
+    columns = {"label": of(LABELS[:1] * 8 + LABELS), "x": of(COLUMNS), "split": of((("train", "val"),))}
+    columns = {name: columns[name] for name in draw(st.sets(st.sampled_from(sorted(columns))))}
+    name = f"{draw(st.sampled_from(PLACES))}{draw(st.integers(0, 1))}.{format}"
+    if format != "tar":
+        images = [draw(st.sampled_from([b"image", b"image", None])) for _ in range(count)]
+        table = pa.table({"image": pa.array(images, pa.binary()), **columns})
+        if draw(st.booleans()) and all(type(label) is int for label in columns.get("label", [None])):
+            names = {"_type": "ClassLabel", "names": draw(st.permutations(["z", "a", "b"]))}
+            about = json.dumps({"info": {"features": {"label": names}}})
+            table = table.replace_schema_metadata({"huggingface": about})
+        out = pa.BufferOutputStream()
+        pq.write_table(table, out)
+        return name, formats.arrow_of(table) if format == "arrow" else out.getvalue().to_pybytes()
+    members = []
+    for row in range(count):
+        key, about = f"{draw(st.sampled_from(['', 'cat/', 'dog/']))}{row}", {key: columns[key][row] for key in columns}
+        if draw(st.booleans()) and not isinstance(label := about.pop("label", None), list):
+            members.append((f"{key}.cls", str("" if label is None else label).encode()))
+        members += [(f"{key}.jpg", b"image"), (f"{key}.json", json.dumps(about).encode())]
+    if (table := draw(st.sampled_from([None, None, ["z", "a", "b"], ["b", "a"], 3]))) is not None:
+        members.append((webdataset.CLASS_MEMBER, json.dumps(table).encode()))
+    return name, formats.tar_of(members)
+
+
+def listing_of(format, store, before):
+    """What a format says of a store, and the same in few words; the sentence where it refuses."""
+    try:
+        listed = format.read(store, sorted(store.list()), before)
+    except DataError as error:
+        return None, str(error)
+    about = {**vars_of(listed), "table": None, "left_out": sum_left_out(listed.left_out), "read_again": None}
+    return listed, (listed.table.to_pydict(), listed.table.schema.remove_metadata(), about)
+
+
+def vars_of(listed):
+    return {field.name: getattr(listed, field.name) for field in dataclasses.fields(listed)}
+
+
+@pytest.mark.parametrize(("format", "suffix"), [("webdataset", "tar"), ("parquet", "parquet"), ("arrow", "arrow")])
+@given(drawn=st.data())
+def test_a_listing_after_changes_is_that_of_one_who_never_listed_before(format, suffix, drawn):
+    """Labels that stood beside others of another kind came back as those, and partitions as columns of the files."""
+    store, read, before = open_store(f"memory://{uuid.uuid4()}"), format_named(format), None
+    for _ in range(3):
+        for name, contents in drawn.draw(st.lists(table_files(suffix), min_size=1, max_size=3)):
+            store.write(name, contents)
+        there = sorted(entry.object for entry in store.list())
+        for name in drawn.draw(st.lists(st.sampled_from(there), max_size=len(there) - 1, unique=True)):
+            store.remove(name)
+        listed, told = listing_of(read, store, before)
+        assert told == listing_of(read, store, None)[1]
+        before = listed or before
+
+
+@pytest.mark.parametrize("format", ["webdataset", "parquet", "arrow"])
+def test_of_files_alike_none_is_read_again_for_one_that_came(format):
+    store, put = open_store(f"memory://{uuid.uuid4()}"), getattr(formats, f"put_{format}")
+    for part in range(3):
+        put(store, EXAMPLES[part * 2 : part * 2 + 2], part)
+    assert format_named(format).read(store, sorted(store.list())).read_again == ()

@@ -327,6 +327,46 @@ def test_a_node_that_stops_while_it_lists_is_named_and_left_for_another(
     assert "said nothing for too long" in line
 
 
+@contextmanager
+def node_that_drips(answer):
+    """A node that sends the last bytes of its answer one by one, ten in a second."""
+    ended = threading.Event()
+
+    def serve(listening):
+        with suppress(OSError):
+            while True:
+                peer, _ = listening.accept()
+                head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(answer)}\r\n\r\n".encode()
+                with peer, suppress(OSError):  # whom it answers has gone
+                    peer.recv(1 << 16)
+                    peer.sendall(head + answer[:-600])
+                    for place in range(len(answer) - 600, len(answer)):
+                        if ended.wait(0.1):
+                            break
+                        peer.sendall(answer[place : place + 1])
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            ended.set()
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_node_that_drips_its_manifest_is_named_and_left_for_another(photos, node, tmp_path, monkeypatch):
+    """It sends a byte before it counts as silent, and would have been waited for as long as there are bytes."""
+    monkeypatch.setattr(strangers, "_is_ready", lambda _: True)
+    events = []
+    with node_that_drips(answer_of(manifest_bytes(table_of()))) as dripping:
+        data = fl.Dataset(photos, near=(dripping, node.url), cache=tmp_path, on_event=events.append)
+        began = time.monotonic()
+        assert len(data) == 36
+    assert time.monotonic() - began < 30, "not the minute that its bytes take"
+    [lost] = [event for event in events if isinstance(event, NodeLost)]
+    assert (lost.url, "did not answer within" in lost.reason) == (dripping, True)
+
+
 def test_a_node_that_lists_where_no_other_does_is_back(photos, node, tmp_path, monkeypatch):
     monkeypatch.setattr(strangers, "_is_ready", lambda _: True)
     monkeypatch.setattr(strangers, "_QUIET_S", 1e-3)  # so that the first one is given up before it can list

@@ -137,6 +137,9 @@ ODD_CSV = {
     "carriage returns": "file_name,label\ra.jpg,x\rb.jpg,y\r",
     "empty lines first": "\n\nfile_name,label\na.jpg,x\nb.jpg,y\n",
     "paths of Windows": "file_name,label\nC:\\data\\set\\a.jpg,x\nC:\\data\\set\\b.jpg,y\n",
+    "names as pandas' index": ",label,n\na.jpg,x,1\nb.jpg,y,2\n",
+    "names without suffix as pandas' index": ",label,n\na,x,1\nb,y,2\n",
+    "quotes within values": 'file_name,label,size\na.jpg,x,5" by 3\nb.jpg,y,"5"" by\n3"\n',
     "a name of its own": "index,Image Index,label\n1,a.jpg,x\n2,b.jpg,y\n",
     "a long field": "file_name,label,words\na.jpg,x," + "q" * 200_000 + "\nb.jpg,y,\n",
     "numbers with a point": "id,label\n1.0,x\n2.0,y\n,z\n",
@@ -220,6 +223,9 @@ def test_lists_of_json_lines_are_read_and_rows_without_a_sample_are_counted(stor
     store.write("metadata.jsonl", b'{"file_name": "a.jpg"}\n{')
     with pytest.raises(DataError, match=r"line 2 of metadata\.jsonl is no JSON"):
         _ = Dataset(store.url).samples
+    store.write("metadata.jsonl", json.dumps(rows[:2]).encode())
+    with pytest.raises(DataError, match=r"metadata\.jsonl has no object of JSON in any line: write each row as one"):
+        _ = Dataset(store.url).samples
 
 
 def test_lists_that_make_no_sense_get_a_sentence(store):
@@ -230,6 +236,10 @@ def test_lists_that_make_no_sense_get_a_sentence(store):
     assert "labels.csv has no column that says where each sample is" in refused(store, "name,label\na,1\n")
     assert "labels.csv is no CSV file" in refused(store, "url,label\na.jpg\nb,c,d\n")
     assert "labels.csv is no CSV file" in refused(store, "")
+    swallowed = '"5 inches,x\nc.jpg,1\n' + "d.jpg,1\n" * 40_000
+    for text in ('url,label,size\na.jpg,1,x\nb.jpg,1,"5 inches', f"url,size,label\r\na.jpg,x,1\r\nb.jpg,{swallowed}"):
+        assert "labels.csv has a quote that nothing closes" in (said := refused(store, text))
+        assert "close the one in 'b.jpg," in said
     said = "b.jpg is listed and missing{}: mend the list"
     assert said.format(", and so is the other") in refused(store, "url,label\nb.jpg,1\nc.jpg,1\n")
     assert said.format("") in refused(store, "url,label\nb.jpg,1\n")

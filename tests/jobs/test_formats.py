@@ -18,8 +18,9 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 import frostline as fl
-from frostline.core.config import NodeSettings
+from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import TooManySkipped
+from frostline.core.events import SampleSkipped, SamplesLeftOut
 from frostline.io_service.handler import Upstream
 from frostline.io_service.start import start_io
 from frostline.node import Node
@@ -247,3 +248,20 @@ def test_pixels_are_those_of_the_users_own_loader_whoever_decodes_them(tmp_path,
     found = pixels_by_id(fl.loader(data, 4, preprocess=stored))
     for id, image in zip(data.samples.ids[order].tolist(), images, strict=True):
         assert np.array_equal(found[id], seen_by(Image.open(BytesIO(image))))
+
+
+@pytest.mark.parametrize("format", PUT)
+def test_a_sample_that_cannot_be_read_is_told_by_its_name_in_every_format(format, examples):
+    url = f"memory://{uuid.uuid4()}"
+    PUT[format](open_store(url), [*examples[:7], *(Example(name, "blob", b"no image") for name in ("odd", "other"))])
+    data, told = fl.Dataset(url), []
+    broken = {name for name, size in zip(data.names, data.samples.lengths, strict=True) if size == len(b"no image")}
+    settings = LoaderSettings(max_skipped_fraction=0.5)
+    with fl.offload(None, data, preprocess=tiny_preprocess(), settings=settings, on_event=told.append) as job:
+        assert sum(len(batch.ids) for batch in job.loader(4)) == 7
+        assert {sample.object for sample in job.statistics().skipped} == broken
+    assert {event.object for event in told if isinstance(event, SampleSkipped)} == broken
+    assert all(name in next(event.reason for event in told if isinstance(event, SamplesLeftOut)) for name in broken)
+    with fl.offload(None, data, preprocess=tiny_preprocess()) as job, pytest.raises(TooManySkipped) as refused:
+        list(job.loader(4))
+    assert any(f"the last is {name} " in str(refused.value) for name in broken)

@@ -1,9 +1,11 @@
 """Nodes under a real Ray: they come back, are upgraded and scaled, and jobs lose and double nothing."""
 
+import itertools
 import os
 import signal
 import socket
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +15,9 @@ import torch
 
 import frostline as fl
 from frostline.client import membership
+from frostline.core.config import LoaderSettings
 from frostline.core.errors import NodeUnreachable, SettingError
-from frostline.core.events import BatchDelivered, NodeJoined
+from frostline.core.events import BatchDelivered, NodeJoined, NodeLost
 from frostline.wire.node_lists import NodeList, listed_nodes
 from support import plain
 from support.images import image_folder, tiny_preprocess
@@ -105,6 +108,33 @@ def test_killed_actors_come_back_elsewhere_with_the_same_losses(folder, joined):
     assert losses == expected
     assert len(taken) == 3 * 18
     assert not set(came) & set(before), "they are at other ports"
+
+
+def test_a_node_that_hangs_is_named_and_the_job_goes_on_at_the_other(folder, joined):
+    """It keeps its place under Ray, and connections to it stay: nothing but its silence tells."""
+    expected = plain.losses(frozen(), folder, fl.Dataset(folder), tiny_preprocess(), batch_size=16, epochs=1)
+    hung, told, came_s = joined.node(0), [], []
+
+    def hang(event):
+        told.append(event)
+        if isinstance(event, BatchDelivered):
+            came_s.append(time.monotonic())
+            if len(came_s) == 3:
+                os.kill(hung["pid"], signal.SIGSTOP)
+
+    try:
+        with job(folder, "ray://frostline", on_event=hang, retry_for_s=60) as running:
+            assert plain.through(running, batch_size=16, epochs=1) == expected
+            uses = {use.url: use for use in running.statistics().nodes}
+            lost = [event for event in told if isinstance(event, NodeLost)]
+            assert [event.url for event in lost] == [hung["url"]]
+            assert uses[hung["url"]].trouble == lost[0].reason
+            assert hung["url"] in str(running.explain())
+    finally:
+        os.kill(hung["pid"], signal.SIGCONT)
+    assert len(came_s) == 18
+    longest_s = max(after - before for before, after in itertools.pairwise(came_s))
+    assert longest_s < LoaderSettings().deadline_s / 4, "not until its requests are over their time"
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from frostline.core import CELLS, OBJECTS, UNPACKED, URLS, SampleTable
 from frostline.core.errors import DataChanged, Forbidden
 from frostline.core.events import Event, Observer, PhaseStarted, ProgressMade, SampleSkipped
-from frostline.core.nouns import Texts
+from frostline.core.nouns import Texts, take_texts
 from frostline.datasets.formats.base import (
     ExternalReferences,
     Format,
@@ -69,6 +69,7 @@ __all__ = (
     "rows_at",
     "rows_of_ids",
     "select_part",
+    "skips_by_name",
     "within",
 )
 
@@ -244,6 +245,32 @@ def refusal_of(object: str) -> DataChanged:
         f"{object} is not what it was when it was listed, which is refused; on_change='rebuild' (--on-change rebuild) "
         "takes the data as it is when a job begins, 'skip' leaves out what has changed"
     )
+
+
+# Each is looked for among the ids of all samples.
+_NAMED_SKIPS = 1000
+
+
+def skips_by_name(samples: SampleTable, names: Sequence[str]) -> Callable[[SampleSkipped], SampleSkipped]:
+    """A function that tells of a sample by its name, where it is told by an object that holds others too.
+
+    So are rows of Parquet and members of shards; of more than a thousand the others keep the object's name.
+
+    Args:
+        samples: all samples of the data.
+        names: names of these samples.
+    """
+    left = iter(range(_NAMED_SKIPS))
+
+    def named(event: SampleSkipped) -> SampleSkipped:
+        if next(left, None) is None:
+            return event
+        rows = np.flatnonzero(samples.ids == event.id)[:1].astype(np.int64)
+        # Of an image with a mask, it may be the mask that is told.
+        is_own = len(rows) > 0 and take_texts(samples.objects, rows)[0] == event.object
+        return replace(event, object=take_texts(names, rows)[0]) if is_own else event
+
+    return named
 
 
 def _number_of(names: Sequence[str], what: str) -> str:

@@ -529,6 +529,7 @@ def listed_samples(kept: StoredManifest) -> ListedSamples:
         left_out=read_left_out(kept.about["left_out"]),
         is_turned=kept.about["is_turned"],
         named={name: tuple(names) for name, names in kept.about["named"].items()},
+        read_again=tuple(kept.about.get("read_again", ())),
     )
 
 
@@ -546,6 +547,7 @@ def about_of(listed: ListedSamples) -> dict[str, Any]:
         "left_out": listed.left_out,
         "is_turned": listed.is_turned,
         "named": listed.named,
+        "read_again": listed.read_again,
     }
 
 

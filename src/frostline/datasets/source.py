@@ -382,8 +382,7 @@ class NodeListing:
     def _asked(self, url: str, on_event: Observer, silence_s: float) -> Manifest:
         settings = LoaderSettings()
         token = self.token or settings.token
-        connections = Connections(url, deadline_s=min(settings.deadline_s, silence_s), max_idle=0)
-        exchange = Exchange(connections, url)
+        exchange = Exchange(Connections(url, deadline_s=min(settings.deadline_s, silence_s), max_idle=0), url)
         known = self._known()
         request = ListingRequest(
             data=self.data, format=self.format, relist=self.relist, on_change=self.on_change, known=tuple(known)
@@ -397,19 +396,21 @@ class NodeListing:
         try:
             with time_limit(silence_s, exchange.break_off, url):
                 _begin(exchange, message, url)
-            return self._received(exchange, _head(exchange, known, on_event))
+            return self._received(exchange, _head(exchange, known, on_event), url, silence_s)
         except BaseException:
             exchange.break_off()
             raise
         finally:
             exchange.end()
 
-    def _received(self, exchange: Exchange, head: ManifestHead) -> Manifest:
-        if head.nbytes > _MAX_BYTES or len(head.splits) * head.bitmap_bytes > _MAX_SPLIT_BYTES:
+    def _received(self, exchange: Exchange, head: ManifestHead, url: str, silence_s: float) -> Manifest:
+        of_splits = len(head.splits) * head.bitmap_bytes
+        if head.nbytes > _MAX_BYTES or of_splits > _MAX_SPLIT_BYTES:
             raise Refused(
                 f"the node has a manifest of {in_bytes(head.nbytes)}, and up to {in_bytes(_MAX_BYTES)} are read"
             )
-        with ExitStack() as stack:
+        limit_s = silence_s + (head.nbytes + of_splits) / _MIN_BYTES_PER_S
+        with ExitStack() as stack, time_limit(limit_s, exchange.break_off, url):
             return self._opened(exchange, head, self._place(head, stack))
 
     def _place(self, head: ManifestHead, stack: ExitStack) -> Path:
@@ -486,8 +487,8 @@ _ITS_OWN = (DataError, Refused, StoreError, Unavailable)
 # Seconds of a node that is asked whether it is ready; and of silence before others are asked to list: three of the
 # beats by which one that lists says that it is there. Nodes of the release before have a beat in 10 s.
 _READY_S, _QUIET_S, _PROBES = 1.5, 3.0, 16
-_SILENCE_S = 30.0
-_ALL_SILENT_S = 2 * _SILENCE_S
+_SILENCE_S, _ALL_SILENT_S = 30.0, 60.0
+_MIN_BYTES_PER_S = 4 << 10  # at which nodes want their own clients to take an answer
 
 
 def _folder_meant(url: str) -> str:

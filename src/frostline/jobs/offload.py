@@ -20,6 +20,7 @@ from frostline.core.hints import add_hints
 from frostline.core.system import collector_rests, usable_cores
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import DatasetLike, dataset_from, steps_left_of
+from frostline.datasets.manifest import skips_by_name
 from frostline.datasets.source import is_loopback
 from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
@@ -284,6 +285,7 @@ def _made(
         progress if is_reported else on_event,
         max_skipped=settings.max_skipped(len(data)),
         refuses_changes=data.source.on_change == "refuse",
+        named=skips_by_name(data.whole.samples, data.whole.names),
         shared=skipped,
     )
     stack.callback(collector.close)

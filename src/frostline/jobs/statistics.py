@@ -286,13 +286,21 @@ class StatisticsCollector:
         on_event: function that is called with each event.
         max_skipped: samples that may be unreadable.
         refuses_changes: True if no object may have changed since it was listed.
+        named: function that tells of a sample by its name; by default the object that it lies in tells of it.
         shared: file that other processes of the job share: what any of them cannot read counts here too. None for none.
     """
 
     def __init__(
-        self, on_event: Observer, *, max_skipped: int, refuses_changes: bool = False, shared: SkipLog | None = None
+        self,
+        on_event: Observer,
+        *,
+        max_skipped: int,
+        refuses_changes: bool = False,
+        named: Callable[[SampleSkipped], SampleSkipped] | None = None,
+        shared: SkipLog | None = None,
     ) -> None:
         self._on_event = on_event
+        self._named = named
         self._shared = shared
         self._heard = 0
         self._untold: list[SampleSkipped | RowsNotFinite] = []
@@ -319,6 +327,8 @@ class StatisticsCollector:
         if isinstance(event, RowsNotFinite):  # from a training beside the store
             self.not_finite(event.rows, event.first)
             return
+        if isinstance(event, SampleSkipped) and self._named is not None:
+            event = self._named(event)
         with self._lock:
             self._count(event)
             self._hear()

@@ -18,6 +18,7 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.events import Event, NodeLost, Observer, RowsNotFinite
 from frostline.core.system import usable_cores
 from frostline.datasets import Dataset
+from frostline.datasets.manifest import skips_by_name
 from frostline.jobs.activity import ActivityMeter, PassProgress, start_follower
 from frostline.jobs.connect import reach
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, features_on_disk, finite_check, tuner_of
@@ -152,8 +153,13 @@ class WorkerSetup:
         )
 
     def _collector(self, on_event: Observer) -> StatisticsCollector:
-        maximum, refuses = self.settings.max_skipped(len(self.data)), self.data.source.on_change == "refuse"
-        return StatisticsCollector(on_event, max_skipped=maximum, refuses_changes=refuses, shared=self.skipped)
+        return StatisticsCollector(
+            on_event,
+            max_skipped=self.settings.max_skipped(len(self.data)),
+            refuses_changes=self.data.source.on_change == "refuse",
+            named=skips_by_name(self.data.whole.samples, self.data.whole.names),
+            shared=self.skipped,
+        )
 
     def _local_stage(self, collector: StatisticsCollector) -> LocalStage:
         rest = check = None

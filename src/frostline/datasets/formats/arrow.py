@@ -25,6 +25,7 @@ from frostline.datasets.formats.base import (
 )
 from frostline.datasets.formats.contradictions import contradictions_of_partitions
 from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, size_at, target_columns
+from frostline.datasets.formats.joining import with_partitions
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut, is_hidden
 from frostline.datasets.formats.ranges import ObjectRanges, check_written_out, short_lists
@@ -42,9 +43,8 @@ from frostline.datasets.formats.tables import (
     plain_column,
     roles_in,
     with_names_for_masks,
-    with_partitions,
 )
-from frostline.datasets.formats.urls import IMAGE_PATH, MASK_PATH, known_files, locate_rows
+from frostline.datasets.formats.urls import IMAGE_PATH, MASK_PATH, known_files, locate_rows, with_known_files
 from frostline.stores.protocols import Entry, ObjectStore, Versioned
 from frostline.stores.urls import ARROW_SUFFIXES
 
@@ -290,7 +290,7 @@ def _body_length(head: bytes) -> int:
     return int(struct.unpack_from("<q", head, table + place)[0]) if place else 0
 
 
-_RULE = "frostline arrow 8"
+_RULE = "frostline arrow 9"
 # Files indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Results of ``map`` that ``datasets`` keeps beside the data: the same samples again, or other ones.
@@ -350,7 +350,7 @@ class ArrowFiles:
             )
         known_names = {file.classes for file in files if file.classes}
         labels = encode_labels(table[SAID], known_names.pop() if len(known_names) == 1 else ())
-        return ListedSamples(
+        listed = ListedSamples(
             table=finish_table(table, labels),
             classes=labels.classes,
             digest=self.digest(entries),
@@ -365,6 +365,7 @@ class ArrowFiles:
             is_turned=any(file.is_turned for file in files),
             named=names_of_columns([file.table for file in files], [file.named for file in files]),
         )
+        return with_known_files(listed, files, _is_arrow, str)
 
 
 def splits_of_folders(files: Sequence[str], names: Iterable[str]) -> dict[str, str] | None:

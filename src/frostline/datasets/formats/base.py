@@ -106,6 +106,7 @@ class ListedSamples:
         left_out: rows, keys and columns that were looked at and are no samples.
         is_turned: the data's own reader turns images as their EXIF data says.
         named: names that the numbers of metadata columns stand for, by the column.
+        read_again: objects whose rows the table has otherwise than they would be alone, as labels of another kind.
     """
 
     table: pa.Table
@@ -121,6 +122,7 @@ class ListedSamples:
     left_out: tuple[LeftOut, ...] = ()
     is_turned: bool = False
     named: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    read_again: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.table.schema.remove_metadata().names[: len(COLUMNS)] != COLUMNS.names:

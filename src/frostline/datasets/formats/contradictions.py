@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from frostline.datasets.formats.joining import partitions_of
 from frostline.datasets.formats.labels import (
     KEY_FOLDERS,
     LABEL_FIELDS,
@@ -25,7 +26,7 @@ from frostline.datasets.formats.labels import (
     text_label,
 )
 from frostline.datasets.formats.left_out import LABELS_LEFT, LeftOut, of_names
-from frostline.datasets.formats.tables import SAID, partitions_of
+from frostline.datasets.formats.tables import SAID
 
 __all__ = (
     "contradicting_labels",

@@ -4,11 +4,15 @@ An object is found by its path, by what is left of it, or by its name without a 
 """
 
 import codecs
+import csv
+import io
 import posixpath
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from itertools import islice
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -19,10 +23,25 @@ from frostline.datasets.formats.labels import find_name
 from frostline.datasets.formats.left_out import is_hidden
 from frostline.stores.protocols import Entry
 
-__all__ = ("ObjectFinder", "are_files", "decoded_text", "file_column", "first_values")
+__all__ = (
+    "ObjectFinder",
+    "are_files",
+    "decoded_text",
+    "file_column",
+    "first_rows",
+    "first_values",
+    "separator_of",
+    "unclosed_quote",
+)
 
 _ABSOLUTE = re.compile(r"[\\/]|[A-Za-z]:[\\/]|[A-Za-z][A-Za-z0-9+.-]*://")
 _VALUES_LOOKED_AT = 64
+_SEPARATORS = ",;\t|"
+# Rows that tell which separator a list has.
+_LOOKED_AT = 6
+_BEGINNING = 1 << 20
+_SHOWN = 60
+_LINE_END = re.compile(r"\r\n|\r|\n")
 _BEYOND_ASCII = re.compile(rb"[A-Za-z\x80-\xff]*[\x80-\xff][A-Za-z\x80-\xff]*")
 _ASCII = bytes(range(128))
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
@@ -228,3 +247,45 @@ def decoded_text(data: bytes) -> str | None:
         words = b"".join(word for word in _BEYOND_ASCII.findall(data) if len(word) > 1)
         is_western = 2 * len(words.translate(None, _ASCII)) <= len(words)
         return data.decode("cp1252", "replace") if is_western else None
+
+
+def first_rows(text: str, separator: str) -> list[list[str]]:
+    """The first rows of CSV, as far as they are no longer than rows are."""
+    rows: list[list[str]] = []
+    with suppress(csv.Error):  # a field is too long
+        lines = csv.reader(io.StringIO(text[:_BEGINNING], newline=""), delimiter=separator)
+        for row in islice(lines, _LOOKED_AT):
+            rows.append(row)  # noqa: PERF402 -- those before an error stay
+    is_cut = len(text) > _BEGINNING and len(rows) < _LOOKED_AT
+    return rows[:-1] if is_cut and len(rows) > 1 else rows
+
+
+def separator_of(text: str) -> str:
+    """The separator by which the first rows have as many fields as the row of names, several; else the commonest."""
+
+    def fit(separator: str) -> tuple[bool, int, int]:
+        lengths = [len(row) for row in first_rows(text, separator) if row] or [0]
+        return len({*lengths}) == 1 and lengths[0] > 1, lengths[0], -_SEPARATORS.index(separator)
+
+    return max(_SEPARATORS, key=fit)
+
+
+def unclosed_quote(text: str, separator: str, *, has_spaces: bool) -> str:
+    """The beginning of the row of CSV whose quote is never closed, which swallows all rows behind it; empty for none.
+
+    Args:
+        text: CSV with its row of names.
+        separator: mark between two fields.
+        has_spaces: spaces may stand between a separator and a quote.
+    """
+    if text.count('"') % 2 == 0:
+        return ""
+    end, is_whole = "end", False
+    rows = csv.reader(io.StringIO(f"{text}\n{end}", newline=""), delimiter=separator, skipinitialspace=has_spaces)
+    begins = behind = 0
+    try:
+        for row in rows:
+            begins, behind, is_whole = behind, rows.line_num, row == [end]
+    except csv.Error:  # what is swallowed is too long for a field
+        begins, is_whole = behind, False
+    return "" if is_whole else _LINE_END.split(text)[begins][:_SHOWN]

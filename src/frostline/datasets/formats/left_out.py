@@ -49,7 +49,7 @@ _LOG = log_named("frostline")
 # Frostline's own, beside the data.
 _OWN = ".frostline/"
 # Formats whose files are known by their suffix: where another format was taken, they may be what was meant.
-_READ_BY = {".arrow": "arrow", ".parquet": "parquet", ".tar": "webdataset"}
+_READ_BY = {".arrow": "arrow", ".parquet": "parquet", ".tar": "webdataset", ".tar.gz": "tar.gz", ".tgz": "tar.gz"}
 # Lists that say labels of images, one a row.
 _LISTS = (".csv", ".tsv", ".jsonl", ".ndjson")
 # Boxes, outlines and points of images, by the tools that write them.
@@ -69,7 +69,7 @@ _AS_TARGETS = (
 # people put there: thumbnails, resources and what was deleted, under the names of the samples.
 _HIDDEN = r"(?i)(^|/)(\.|(__macosx|@eadir|#recycle|\$recycle\.bin|system volume information|lost\+found)/)"
 # The suffix of a name, as formats take it.
-_SUFFIX = r"[^/](?P<suffix>\.[^./]*)$"
+_SUFFIX = r"[^/](?P<suffix>(?:\.(?i:tar))?\.[^./]*)$"
 
 
 class LeftOut(NamedTuple):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -28,7 +27,14 @@ from frostline.datasets.formats.base import (
     without_extension,
 )
 from frostline.datasets.formats.contradictions import contradicting_labels
-from frostline.datasets.formats.finding import ObjectFinder, are_files, decoded_text, file_column, first_values
+from frostline.datasets.formats.finding import (
+    ObjectFinder,
+    decoded_text,
+    file_column,
+    first_rows,
+    separator_of,
+    unclosed_quote,
+)
 from frostline.datasets.formats.folders import MASK_FIELDS, ClassFolderFormat
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
@@ -82,10 +88,6 @@ __all__ = (
 )
 
 _MASK_FIELDS = (*MASK_FIELDS, "mask_url", "mask_file_name", "mask_path")
-_SEPARATORS = ",;\t|"
-# Rows that tell which separator a list has.
-_LOOKED_AT = 6
-_BEGINNING = 1 << 20
 # What Excel writes above the names, and reads.
 _SAYS_SEPARATOR = re.compile(r'(?i)"?sep=(?P<mark>[,;\t|])"?[ \t]*(?:\r\n|\n|\r)')
 _QUOTED_LATER = re.compile(r'\s+".*"\s*$', re.DOTALL)
@@ -266,35 +268,20 @@ def _rows_of(store: ObjectStore, entry: Entry, named: str | None) -> _Rows:
     return _of_json(entry, text) if entry.object.lower().endswith(_JSON_LINES) else _of_csv(entry, text, named)
 
 
-def _first_rows(text: str, separator: str) -> list[list[str]]:
-    """The first rows, as far as they are no longer than rows are."""
-    rows: list[list[str]] = []
-    with suppress(csv_text.Error):  # a field is too long
-        lines = csv_text.reader(io.StringIO(text[:_BEGINNING], newline=""), delimiter=separator)
-        for row in islice(lines, _LOOKED_AT):
-            rows.append(row)  # noqa: PERF402 -- those before an error stay
-    is_cut = len(text) > _BEGINNING and len(rows) < _LOOKED_AT
-    return rows[:-1] if is_cut and len(rows) > 1 else rows
-
-
-def _separator_of(text: str) -> str:
-    """The separator by which the first rows have as many fields as the row of names, several; else the commonest."""
-
-    def fit(separator: str) -> tuple[bool, int, int]:
-        lengths = [len(row) for row in _first_rows(text, separator) if row] or [0]
-        return len({*lengths}) == 1 and lengths[0] > 1, lengths[0], -_SEPARATORS.index(separator)
-
-    return max(_SEPARATORS, key=fit)
-
-
 def _of_csv(entry: Entry, text: str, named: str | None) -> _Rows:
     text = text.lstrip("\r\n")
     if (said := _SAYS_SEPARATOR.match(text)) is not None:
         text = text[said.end() :]
-    separator = said["mark"] if said is not None else _separator_of(text)
-    if any(_QUOTED_LATER.match(field) for row in _first_rows(text, separator) for field in row):
+    separator = said["mark"] if said is not None else separator_of(text)
+    has_spaces = any(_QUOTED_LATER.match(field) for row in first_rows(text, separator) for field in row)
+    if opened := unclosed_quote(text, separator, has_spaces=has_spaces):
+        raise DataError(
+            f"{entry.object} has a quote that nothing closes, so that every row from there on is one value: close the "
+            f"one in {opened!r}, or write it twice, within quotes"
+        )
+    if has_spaces:
         text = _without_spaces(text, separator)
-    names = [name.strip() for name in next(iter(_first_rows(text, separator)), [])]
+    names = [name.strip() for name in next(iter(first_rows(text, separator)), [])]
     _check_names(entry, list(filter(None, names)))
     columns = [name or f"{_NAMELESS}{place}" for place, name in enumerate(names)]
     label = find_name(names, LABEL_FIELDS)
@@ -314,9 +301,13 @@ def _of_csv(entry: Entry, text: str, named: str | None) -> _Rows:
 
 
 def _with_index(table: pa.Table) -> pa.Table:
-    """A table whose first column, which has no name, is called ``index`` where it has names of files, as of pandas."""
+    """A table whose first column, which has no name, is called ``index`` where it has texts, as pandas calls it.
+
+    They may be names of files, also without suffix. Numbers are those of rows.
+    """
     names = table.column_names
-    if "index" in names or not names[0].startswith(_NAMELESS) or not are_files(first_values(table, names[0])):
+    is_text = pa.types.is_string(table.schema.types[0]) and not _is_blank(table.column(0))
+    if "index" in names or not names[0].startswith(_NAMELESS) or not is_text:
         return table
     return table.rename_columns(["index", *names[1:]])
 
@@ -432,6 +423,8 @@ def _of_json(entry: Entry, text: str) -> _Rows:
             rows.append(row)
         elif row is not None:
             odd.append(f"{entry.object}/{number}")
+    if odd and not rows:
+        raise DataError(f"{entry.object} has no object of JSON in any line: write each row as one, in its own line")
     # The fields of an object that is called as labels are stay metadata, of which one may be named as the label.
     can_be = dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict))
     label = find_name(list(can_be), LABEL_FIELDS)
@@ -530,7 +523,7 @@ class AnnotatedFolders(ClassFolderFormat):
         return _may_annotate(entry) or (is_named and not is_hidden(entry.object))
 
 
-_RULE = "frostline annotated folders 8"
+_RULE = "frostline annotated folders 9"
 
 
 def list_left_out(entry: Entry, why: str) -> tuple[LeftOut, ...]:

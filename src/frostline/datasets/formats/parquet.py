@@ -29,6 +29,7 @@ from frostline.datasets.formats.base import (
 )
 from frostline.datasets.formats.contradictions import contradictions_of_partitions
 from frostline.datasets.formats.folders import NO_MASK, Mask, is_sample, table_log, target_columns
+from frostline.datasets.formats.joining import with_partitions
 from frostline.datasets.formats.labels import column_name, encode_labels, join_tables, with_splits
 from frostline.datasets.formats.left_out import LeftOut
 from frostline.datasets.formats.ranges import (
@@ -63,9 +64,8 @@ from frostline.datasets.formats.tables import (
     plain_column,
     roles_of_parts,
     with_names_for_masks,
-    with_partitions,
 )
-from frostline.datasets.formats.urls import IMAGE_PATH, MASK_PATH, known_files, locate_rows
+from frostline.datasets.formats.urls import IMAGE_PATH, MASK_PATH, known_files, locate_rows, with_known_files
 from frostline.preprocess.images import size_of
 from frostline.preprocess.steps import MAX_INPUTS, frame_parts, record_bytes
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version, plain_etag
@@ -628,7 +628,7 @@ def _version(etag: str) -> str:
     return hashlib.blake2b(plain_etag(etag).encode(), digest_size=6).hexdigest() if etag else ""
 
 
-_RULE = "frostline parquet 10"
+_RULE = "frostline parquet 11"
 # Files read at once: each holds a row group of images while their sizes are looked at.
 _THREADS = 4
 
@@ -683,7 +683,7 @@ class Parquet:
             raise EmptyDataset(f"not one row of the {len(files)} Parquet files at {store.url} holds a sample")
         classes = {file.classes for file in files if file.classes}
         said = encode_labels(table[SAID], classes.pop() if len(classes) == 1 else ())
-        return ListedSamples(
+        listed = ListedSamples(
             table=finish_table(table, said),
             classes=said.classes,
             digest=self.digest(entries),
@@ -698,6 +698,7 @@ class Parquet:
             is_turned=any(file.is_turned for file in files),
             named=names_of_columns([file.table for file in files], [file.named for file in files]),
         )
+        return with_known_files(listed, files, _is_in_file, _cells_of)
 
 
 _Known = Mapping[tuple[str, str], tuple[pa.Table, tuple[LeftOut, ...]]]

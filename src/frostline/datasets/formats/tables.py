@@ -1,12 +1,12 @@
 """What formats of tables share: the roles of columns, and tables of single objects made into the table of all."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,10 +15,8 @@ from frostline.core.declared import first_twice
 from frostline.core.errors import DataError, SettingError
 from frostline.datasets.formats.base import (
     COLUMNS,
-    ListedSamples,
     column_of,
     column_paths,
-    in_json,
     is_list,
     is_text,
     label_column,
@@ -31,7 +29,6 @@ from frostline.datasets.formats.folders import MASK_FIELDS, fill_masks
 from frostline.datasets.formats.labels import (
     LABEL_FIELDS,
     OTHER_LABELS,
-    SPLIT,
     URL_FIELDS,
     Labelled,
     check_column_names,
@@ -42,8 +39,6 @@ from frostline.datasets.formats.labels import (
     label_text,
     names_by_path,
     refuse_labels,
-    require_one_kind,
-    text_label,
 )
 from frostline.datasets.formats.left_out import COLUMNS_LEFT, LeftOut, of_names
 from frostline.preprocess.steps import MAX_INPUTS, is_argument
@@ -54,7 +49,6 @@ __all__ = (
     "ORIENTATION",
     "SAID",
     "ColumnRoles",
-    "Parts",
     "TableFile",
     "columns_by_input",
     "columns_in_text",
@@ -64,15 +58,12 @@ __all__ = (
     "is_label",
     "is_scalar",
     "json_values",
-    "known_parts",
     "label_texts",
     "may_name_classes",
     "named_labels",
     "names_of_columns",
     "number_lists",
-    "omissions_in",
     "omissions_of_table",
-    "partitions_of",
     "path_leaf",
     "plain_column",
     "read_back",
@@ -80,15 +71,12 @@ __all__ = (
     "roles_of_parts",
     "texts_of_labels",
     "with_names_for_masks",
-    "with_partitions",
+    "with_types",
 )
 
 
 SAID = "/said"
 """The column of tables of single objects that holds labels as texts, until all are known; no field is called so."""
-
-Parts = dict[tuple[str, str], pa.Table]
-"""Tables of single objects, by name and etag."""
 
 
 class TableFile(NamedTuple):
@@ -129,7 +117,7 @@ def names_of_columns(
 
 def _has_values(table: pa.Table, name: str) -> bool:
     place = SAID if name == OTHER_LABELS else name  # where labels stand until those of all files are known
-    return place in table.schema.names and not _is_empty(table[place])
+    return place in table.schema.names and table[place].null_count < len(table)
 
 
 def finish_table(table: pa.Table, said: Labelled) -> pa.Table:
@@ -142,103 +130,6 @@ def finish_table(table: pa.Table, said: Labelled) -> pa.Table:
     return table if said.other is None else table.append_column(OTHER_LABELS, said.other)
 
 
-# What writers of partitions have for a value that is null.
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-_WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
-
-
-def with_partitions(tables: Sequence[pa.Table], files: Sequence[str]) -> list[pa.Table]:
-    """The tables of files with the columns that the names of their folders say, as in ``site=north/label=cat/``.
-
-    A label is said so where the file itself says none. Values are whole numbers where those of all files are, and
-    texts otherwise. A column of the same name in the file itself stays, as long as it holds anything else.
-
-    Args:
-        tables: table of each file, with labels as texts.
-        files: the names.
-
-    Raises:
-        DataError: the columns of labels hold numbers in one file, and names in another.
-    """
-    said = [partitions_of(file) for file in files]
-    names = sorted({name for found in said for name in found})
-    label = find_name(names, LABEL_FIELDS)
-    require_one_kind(
-        (table[SAID], file) for table, file, found in zip(tables, files, said, strict=True) if label not in found
-    )
-    made = [_without_empty(table, [column_name(name) for name in names]) for table in tables]
-    for name in names:
-        values = [found.get(name) for found in said]
-        are_whole = all(_WHOLE.fullmatch(value) for value in values if value is not None)
-        kind = pa.int64() if are_whole and any(values) else pa.string()
-        for place, value in enumerate(values):
-            if name in said[place]:
-                table = made[place]
-                has_none = table[SAID].null_count == len(table) or table[SAID].unique().to_pylist() == [
-                    text_label(value)
-                ]
-                if name == label and has_none:
-                    made[place] = _with_constant(table, SAID, text_label(value), pa.string())
-                else:
-                    made[place] = _with_partition(table, column_name(name), value, kind)
-    return made
-
-
-def _without_empty(table: pa.Table, names: Sequence[str]) -> pa.Table:
-    """A table without those columns that hold nothing: what an earlier listing put there for the files of others."""
-    return table.drop_columns([name for name in names if name in table.schema.names and _is_empty(table[name])])
-
-
-def _is_empty(column: pa.ChunkedArray) -> bool:
-    return bool(column.null_count == len(column))
-
-
-def partitions_of(file: str) -> dict[str, str | None]:
-    """The columns that the folders of a file say, as ``site=north/``, with their values."""
-    pairs = (part.partition("=") for part in file.split("/")[:-1])
-    return {
-        unquote(name): None if value == _NO_VALUE else unquote(value) for name, mark, value in pairs if mark and name
-    }
-
-
-def _with_partition(table: pa.Table, name: str, value: str | None, kind: pa.DataType) -> pa.Table:
-    if name in table.schema.names:
-        there = table[name].unique().to_pylist()
-        if any(found is not None and str(found) != value for found in there):
-            return table
-        table = table.drop_columns([name])
-    return _with_constant(table, name, value if value is None or kind != pa.int64() else int(value), kind)
-
-
-def _with_constant(table: pa.Table, name: str, value: Any, kind: pa.DataType) -> pa.Table:
-    column = pa.repeat(pa.scalar(value, kind), len(table))
-    place = table.schema.get_field_index(name)
-    return table.append_column(name, column) if place < 0 else table.set_column(place, name, column)
-
-
-def known_parts(before: ListedSamples | None, object_of: Callable[[str], str] = str) -> Parts:
-    """The rows of each object of an earlier listing, as they were before they were put together, by name and etag.
-
-    Args:
-        before: table made of that listing.
-        object_of: the store's object that a sample's object lies in.
-    """
-    if before is None:
-        return {}
-    left = ["id", "label", *([SPLIT] if before.divided_by_names else [])]  # which the names of all files say anew
-    left += [OTHER_LABELS] if OTHER_LABELS in before.table.schema.names else []
-    table = _as_listed(before.table).append_column(SAID, _said_in(before)).drop_columns(left)
-    runs = pc.run_end_encode(table["object"].combine_chunks().cast(pa.string()))
-    ends = runs.run_ends.to_pylist()
-    parts = [table.slice(start, end - start) for start, end in zip([0, *ends], ends, strict=False)]
-    return {(object_of(part["object"][0].as_py()), part["etag"][0].as_py()): part for part in parts}
-
-
-def omissions_in(before: ListedSamples | None, object: str) -> tuple[LeftOut, ...]:
-    """What an earlier listing left out of an object."""
-    return () if before is None else tuple(left for left in before.left_out if left.object == object)
-
-
 def omissions_of_table(object: str, columns: Sequence[str], long: Sequence[str] = ()) -> tuple[LeftOut, ...]:
     """What is left out of a file's columns: those whose values are neither samples nor metadata.
 
@@ -249,22 +140,6 @@ def omissions_of_table(object: str, columns: Sequence[str], long: Sequence[str] 
     """
     of_type = of_names(COLUMNS_LEFT, "of a type that is no metadata", columns, object)
     return (*of_type, *of_names(COLUMNS_LEFT, "of lists too long for metadata", long, object))
-
-
-def _said_in(before: ListedSamples) -> pa.Array:
-    if OTHER_LABELS in before.table.schema.names:
-        return in_json(before.table[OTHER_LABELS])
-    said = class_labels(before.classes, are_names=before.has_named_classes)
-    return pa.array(said, pa.string()).take(before.table["label"].combine_chunks())
-
-
-def _as_listed(table: pa.Table) -> pa.Table:
-    # Texts of a manifest that was mapped have wide offsets.
-    fields = [
-        field.with_type(COLUMNS.field(field.name).type) if field.name in COLUMNS.names else field
-        for field in table.schema
-    ]
-    return table.cast(pa.schema(fields))
 
 
 def plain_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -337,6 +212,22 @@ def read_back(values: pa.Array | Sequence[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_temporal(kind) or pa.types.is_decimal(kind):
         return found.cast(pa.string()).cast(kind)
     return found.cast(kind)
+
+
+def with_types(table: pa.Table, types: bytes) -> pa.Table:
+    """A table with the types that columns had before they were written as JSON; others stay as they are.
+
+    Args:
+        table: samples of a shard.
+        types: schema of Arrow that holds them; empty where there is none.
+    """
+    with suppress(pa.ArrowException, OSError):
+        for field in pa.ipc.read_schema(pa.py_buffer(types)) if types else ():
+            place = table.schema.get_field_index(field.name)
+            if place >= 0 and is_scalar(field.type):
+                column = read_back(table[field.name].combine_chunks(), field.type)
+                table = table.set_column(place, field.name, column)
+    return table
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

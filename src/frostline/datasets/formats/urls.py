@@ -30,6 +30,7 @@ from frostline.datasets.formats.folders import (
     size_at,
     target_columns,
 )
+from frostline.datasets.formats.joining import known_parts, omissions_in, with_partitions, with_parts
 from frostline.datasets.formats.labels import (
     encode_labels,
     join_tables,
@@ -48,10 +49,7 @@ from frostline.datasets.formats.tables import (
     SAID,
     TableFile,
     finish_table,
-    known_parts,
     names_of_columns,
-    omissions_in,
-    with_partitions,
 )
 from frostline.stores.local import base_url
 from frostline.stores.open import open_store
@@ -75,6 +73,7 @@ __all__ = (
     "known_files",
     "locate_rows",
     "places_in",
+    "with_known_files",
 )
 
 
@@ -228,7 +227,7 @@ def _outer(urls: Iterable[str]) -> Mapping[str, int]:
     return outer
 
 
-_RULE = "frostline url lists 13"
+_RULE = "frostline url lists 14"
 _QUERY = "what follows may be a secret, and addresses are kept; list them without it, or as %3F where a name has one"
 _WEB = {"http": _QUERY, "https": _QUERY}
 # Of these roots, a question mark begins options.
@@ -413,15 +412,32 @@ def known_files(
         is_file: function that returns True if the object of a sample or mask lies in a file of the format.
         object_of: function that gives a file's name, from that of its entry.
     """
-    if before is None:
+    if before is None or not _lie_in_files(before.table, is_file):
         return {}
-    names = [name for name in ("object", "target_object") if name in before.table.schema.names]
-    objects = [name for column in names for name in pc.unique(before.table[column]).to_pylist()]
-    if not all(map(is_file, filter(None, objects))):
-        return {}  # files whose rows are not one behind the other
     known = {key: (part, omissions_in(before, key[0])) for key, part in known_parts(before, object_of).items()}
     paths = {*_IMAGES_LOST, *_MASKS_LOST}
     return {key: found for key, found in known.items() if paths.isdisjoint(left.reason for left in found[1])}
+
+
+def with_known_files(
+    listed: ListedSamples, files: Sequence[TableFile], is_file: Callable[[str], bool], object_of: Callable[[str], str]
+) -> ListedSamples:
+    """A listing that says of which files ``known_files`` gives other rows than they have, so that they are read again.
+
+    Args:
+        listed: the listing.
+        files: files that it was made of.
+        is_file: see ``known_files``.
+        object_of: see ``known_files``.
+    """
+    is_known = listed.reading != URLS and _lie_in_files(listed.table, is_file)
+    return with_parts(listed, [file.table for file in files], object_of) if is_known else listed
+
+
+def _lie_in_files(table: pa.Table, is_file: Callable[[str], bool]) -> bool:
+    """Whether rows lie one behind the other in files of the format, and so do masks."""
+    names = [name for name in ("object", "target_object") if name in table.schema.names]
+    return all(is_file(name) for column in names for name in pc.unique(table[column]).to_pylist() if name)
 
 
 def locate_rows(

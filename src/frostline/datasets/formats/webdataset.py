@@ -39,6 +39,7 @@ from frostline.datasets.formats.folders import (
     size_at,
     target_columns,
 )
+from frostline.datasets.formats.joining import known_parts, with_partitions, with_parts
 from frostline.datasets.formats.labels import (
     SOURCE,
     classes_in,
@@ -56,7 +57,7 @@ from frostline.datasets.formats.labels import (
 )
 from frostline.datasets.formats.left_out import COLUMNS_LEFT, KEYS, LeftOut, is_hidden, of_names, sum_left_out
 from frostline.datasets.formats.ranges import ObjectRanges
-from frostline.datasets.formats.tables import SAID, finish_table, is_scalar, known_parts, read_back, with_partitions
+from frostline.datasets.formats.tables import SAID, finish_table, with_types
 from frostline.stores.local import FolderStore, base_url, error_of_system
 from frostline.stores.protocols import Buffer, Entry, ObjectStore, Versioned, is_other_version
 from frostline.stores.urls import TAR_GZ
@@ -428,7 +429,7 @@ def _checked(name: str, shard: str) -> str:
     return name
 
 
-_RULE = "frostline webdataset 13"
+_RULE = "frostline webdataset 14"
 # Shards indexed at once: each waits for its store most of the time.
 _THREADS = 16
 # Kinds of members of keys that have no sample.
@@ -536,9 +537,12 @@ class CompressedTars:
         shards = sorted(filter(_is_compressed, entries))
         if not shards:
             raise EmptyDataset(f"{store.url} holds no compressed shards (such as train-000000.tar.gz)")
-        known = _known(before, lambda object: CompressedTar.parse(object).file)
-        read = partial(_compressed_shard, tar_reader(store), known)
-        return _listed(store, shards, read, self.digest(entries), UNPACKED)
+        read = partial(_compressed_shard, tar_reader(store), _known(before, _file_of))
+        return _listed(store, shards, read, self.digest(entries), UNPACKED, _file_of)
+
+
+def _file_of(object: str) -> str:
+    return CompressedTar.parse(object).file
 
 
 def _listed(
@@ -547,6 +551,7 @@ def _listed(
     read: Callable[[ThreadPoolExecutor, Entry], _Shard],
     digest: str,
     reading: str = OBJECTS,
+    file_of: Callable[[str], str] = str,
 ) -> ListedSamples:
     """The samples of all shards, of which several are looked into at once."""
     with ThreadPoolExecutor(_THREADS, "frostline-index") as threads, ThreadPoolExecutor(_THREADS) as heads:
@@ -560,17 +565,18 @@ def _listed(
         left = "".join(f"; {lost}" for lost in sum_left_out(left for shard in found for left in shard.left_out))
         raise EmptyDataset(f"the {len(shards)} tars at {store.url} hold no images or sounds{left}")
     said = encode_labels(table[SAID], classes)
-    return ListedSamples(
+    listed = ListedSamples(
         table=finish_table(table, said),
         classes=said.classes,
         digest=digest,
         reading=reading,
         divided_by_names=is_divided or splits,
         has_named_classes=said.are_names,
-        declared=declared,
+        declared=declared if said.classes == classes or not declared else "some",
         used=tuple(shard.object for shard in shards),
         left_out=(*(left for shard in found for left in shard.left_out), *contradictions_of_shards(tables, names)),
     )
+    return with_parts(listed, [shard.table for shard in found], file_of)
 
 
 def samples_of(shard: str, found: Iterable[Member]) -> list[ShardSample]:
@@ -721,23 +727,12 @@ def _shard(
     said = {member.name: member.contents or b"" for member in found if member.name in (CLASS_MEMBER, TYPE_MEMBER)}
     samples = samples_of(shard.object, found)
     columns, left = columns_of([sample.about for sample in samples], shard.object)
-    table = _typed(_table(store, heads, shard, samples, columns), said.get(TYPE_MEMBER, b""))
+    table = with_types(_table(store, heads, shard, samples, columns), said.get(TYPE_MEMBER, b""))
     classes = classes_in(said.get(CLASS_MEMBER, b""))
     table = with_names(table, SAID, classes)
     beside = [sample.other for sample in samples]
     apart = contradictions_in_shard(shard.object, table["name"], table[SAID], beside)
     return _Shard(table, classes, (*_left_out(shard.object, found, others), *left, *apart))
-
-
-def _typed(table: pa.Table, types: bytes) -> pa.Table:
-    """A shard's table with the types that columns had before they were written as JSON; others stay as they are."""
-    with suppress(pa.ArrowException, OSError):
-        for field in pa.ipc.read_schema(pa.py_buffer(types)) if types else ():
-            place = table.schema.get_field_index(field.name)
-            if place >= 0 and is_scalar(field.type):
-                column = read_back(table[field.name].combine_chunks(), field.type)
-                table = table.set_column(place, field.name, column)
-    return table
 
 
 def _table(
