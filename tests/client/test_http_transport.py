@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 
 import numpy as np
@@ -384,3 +385,22 @@ def test_a_connection_that_comes_back_after_the_end_is_closed():
         connections.give_back(late)
         assert late.sock is None
         assert connections.take() is None
+
+
+@pytest.mark.parametrize("carries_more", [b"", b"Connection: close\r\n"])
+def test_the_socket_of_an_answer_that_breaks_off_is_closed_at_once(carries_more):
+    head = b"HTTP/1.1 200 OK\r\n" + carries_more + b"Content-Length: 9\r\n\r\n"
+    with closing(listen("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        exchange = Exchange(Connections(url, deadline_s=0.2, max_idle=1), url)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(exchange.send, Message(method="GET", path="/"))
+            peer, _ = listening.accept()
+            with closing(peer):
+                read_request(peer)
+                peer.sendall(head + b"half")
+                assert asked.result(60) == 200
+                with pytest.raises(NodeUnreachable, match="for too long"):
+                    exchange.read(9)
+                peer.settimeout(60)
+                assert peer.recv(1) == b"", "the reader holds it no longer"

@@ -629,15 +629,13 @@ class Exchange:
     def end(self) -> None:
         """The answer was read: keep its connection for another exchange where nothing is left on it."""
         connection, response = self._connection, self._response
-        self._connection = None
         if connection is None:
             return
         if response is not None and self._is_sent and not self._is_broken_off and _is_whole(connection, response):
+            self._connection = None
             self._connections.give_back(connection)
         else:
-            connection.close()
-            if response is not None:  # which has the socket of a connection that carries no other answer
-                response.close()
+            self._close()
 
     def break_off(self) -> None:
         """Abandon the answer; a thread that waits for it is freed."""
@@ -676,8 +674,7 @@ class Exchange:
         except BaseException:
             if connection.is_broken:
                 self._is_broken_off = True
-            self._connection = None
-            connection.close()
+            self._close()
             raise
         return self._response.status
 
@@ -715,6 +712,8 @@ class Exchange:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+            if self._response is not None:  # which has the socket of a connection that carries no other answer
+                self._response.close()
 
 
 @contextmanager
