@@ -281,6 +281,18 @@ def test_a_ready_node_that_withholds_its_listing_stops_no_other(photos, node, tm
 
 
 @contextmanager
+def served_until(ended, serve):
+    """A socket from which a function takes connections, in a thread, until an event that is set at the end."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, args=(listening,), daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            ended.set()
+            listening.shutdown(socket.SHUT_RDWR)
+
+
+@contextmanager
 def node_that_begins_to_list(beats):
     """A node that says that it lists, shows so often that it is there, and then nothing; its connections stay."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -298,13 +310,8 @@ def node_that_begins_to_list(beats):
                     ended.wait(0.1)
                     peer.sendall(b"1\r\n\n\r\n")
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=serve, args=(listening,), daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            ended.set()
-            listening.shutdown(socket.SHUT_RDWR)
+    with served_until(ended, serve) as url:
+        yield url
     for peer in held:
         peer.close()
 
@@ -345,13 +352,8 @@ def node_that_drips(answer):
                             break
                         peer.sendall(answer[place : place + 1])
 
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        threading.Thread(target=serve, args=(listening,), daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            ended.set()
-            listening.shutdown(socket.SHUT_RDWR)
+    with served_until(ended, serve) as url:
+        yield url
 
 
 def test_a_node_that_drips_its_manifest_is_named_and_left_for_another(photos, node, tmp_path, monkeypatch):
