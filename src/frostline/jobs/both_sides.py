@@ -26,7 +26,13 @@ from frostline.core.system import usable_cores, usable_memory_bytes
 from frostline.engines.catalog import OFFERS
 from frostline.engines.choice import Choice, is_prompt
 from frostline.engines.graph_runner import leaf_values
-from frostline.engines.machine import estimated_operations_per_s, host_digest, keeps_freed_memory, operations_per_s
+from frostline.engines.machine import (
+    estimated_operations_per_s,
+    hardware_name,
+    host_digest,
+    keeps_freed_memory,
+    operations_per_s,
+)
 from frostline.engines.measure import LONG_RUN_S, observed_memory
 from frostline.engines.protocols import Engine, Footprint, Pixels, evaluation_pixels
 from frostline.engines.torch import TorchEngine
@@ -80,8 +86,11 @@ def both_sides_of(
     if _shares_a_core(health, context) or not _can_decode(context.preprocess):
         return None
     line, node_per_s = context.cuts[-1], health.operations_per_s
-    if node_per_s <= 0:  # it has just started
+    if node_per_s > 0:
+        trainer_per_s = operations_per_s(context.device)
+    else:  # it has just started: what was measured is not to be compared with an estimate
         node_per_s = estimated_operations_per_s(health.hardware, max(1, len(health.cores)))
+        trainer_per_s = estimated_operations_per_s(hardware_name(context.device), len(usable_cores()))
     encoded_bytes = context.data.samples.encoded_bytes / max(1, len(context.data))
 
     def bound(route: Route) -> float:
@@ -96,7 +105,7 @@ def both_sides_of(
     ways = ShortestWait(
         {
             Route(line.number): max(1, nodes) * node_per_s,
-            Route(0): operations_per_s(context.device),
+            Route(0): trainer_per_s,
         },
         samples_per_request=context.settings.samples_per_request,
         bytes_per_sample=lambda route: max(context.cuts[route.cut].bytes_per_sample, line.bytes_per_sample),
