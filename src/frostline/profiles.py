@@ -72,7 +72,8 @@ class Trial:
         spread_s: interquartile range of the same.
         error: root-mean-square error of what crosses the cut against the reference, relative to the sample's own root
             mean square, of the worst sample; 0 for the reference itself, and where it did not run.
-        rows: rows of a run at which it was fastest, a multiple of eight.
+        rows: rows of a run at which it was fastest, a multiple of eight; fewer where it runs eight in parts, between
+            which others go first.
         threads: the threads with which it was.
         weight_bytes: bytes that it keeps between runs.
         load_bytes: bytes that making it ready takes at its peak, what it keeps among them.

@@ -30,6 +30,7 @@ from frostline.models.artifact import read_prefix, save_prefix
 from frostline.node import Node
 from frostline.node.in_process import LocalTransport
 from frostline.node.memory import Cancelled
+from frostline.node.prefixes import TriedEngine
 from frostline.node.profiling import NetworkProfile, costs_under_engine
 from frostline.node.trials import processes
 from frostline.node.trials.processes import TrialJob, TrialProcess
@@ -312,11 +313,11 @@ def test_does_not_use_an_engine_that_does_not_fit(chosen, folder):
 def test_where_others_wait_an_engine_runs_few_rows_or_is_refused(chosen, folder):
     (found,) = [trial for trial in chosen.trials if trial.engine == OTHER and trial.cut == LAST]
     found_s = found.seconds
-    for share, rows in ((1.5, 8), (100.0, found.rows)):
+    for share, rows in ((0.3, 2), (0.7, 4), (1.5, 8), (100.0, found.rows)):
         terms = replace(TERMS, max_run_s=share * 8 * found_s)
         with closing(Trials(folder, terms, MEMORY, longest_s=1e-9, engines=(OTHER,))) as trials:
             assert trials.find_ready(DIGEST, OTHER, LAST).rows == rows
-    terms = replace(TERMS, max_run_s=0.5 * 8 * found_s)
+    terms = replace(TERMS, max_run_s=0.2 * 8 * found_s)
     with closing(Trials(folder, terms, MEMORY, longest_s=1e-9, engines=(OTHER,))) as trials:
         choice = trials.choose(JOB, "fp16")
         assert choice.engine == REFERENCE
@@ -333,10 +334,38 @@ def test_bounds_runs_where_another_tenant_may_wait(tenants, is_open, is_bounded)
     assert policy_of(settings).max_run_s == (0.25 if is_bounded else math.inf)
 
 
-@pytest.mark.parametrize(("rows", "max_run_s", "bounded"), [(32, 1.0, 32), (32, 0.7, 16), (32, 0.3, 8), (8, 0.3, 8)])
-def test_rows_are_cut_to_the_eights_that_end_in_time(rows, max_run_s, bounded):
+@pytest.mark.parametrize(
+    ("rows", "max_run_s", "bounded"),
+    [(32, 1.0, 32), (32, 0.7, 16), (32, 0.3, 8), (8, 0.3, 8), (32, 0.2, 4), (8, 0.1, 2)],
+)
+def test_rows_are_cut_to_those_that_end_in_time(rows, max_run_s, bounded):
     trial = Trial(engine=OTHER, precision="fp32", cut=LAST, seconds=1 / 32, rows=rows)
     assert replace(TERMS, max_run_s=max_run_s).limit_rows(trial) == replace(trial, rows=bounded)
+
+
+class Parts(Reference):
+    """Keeps how many rows each of its runs had, and can be given several batches at once."""
+
+    def __init__(self):
+        super().__init__(NETWORK.prefix)
+        self.rows = []
+
+    def run(self, inputs, cut):
+        self.rows += [len(array) for array in inputs]
+        return self.features(inputs[0], cut)
+
+    def begin(self, inputs, cut):
+        raise AssertionError("what runs in parts has others go first")
+
+
+@pytest.mark.parametrize("inputs", [PIXELS[:8], [PIXELS[:8]]])
+def test_others_go_first_between_the_parts_of_a_long_run(inputs):
+    found, parts, looks = Trial(engine=OTHER, precision="fp32", cut=LAST, seconds=0.3, rows=4), Parts(), []
+    engine = TriedEngine(engine=parts, trial=found)
+    made = engine.run_divided(inputs, LAST, lambda: looks.append(len(parts.rows)))
+    for mine, whole in zip(made, REFERENCE_RUN.features(PIXELS[:8], LAST), strict=True):
+        np.testing.assert_allclose(mine, whole, rtol=1e-4, atol=1e-5)
+    assert (parts.rows, looks, engine.begin(inputs, LAST)) == ([4, 4], [1, 2], None)
 
 
 def test_removes_the_least_recently_used_prefix_from_a_full_trial_folder(chosen, folder):

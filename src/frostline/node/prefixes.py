@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from cachetools import LRUCache
 
-from frostline.batching import readable_bytes
+from frostline.batching import ROWS, readable_bytes
 from frostline.core import REFERENCE, Cut, Levels
 from frostline.core.declared import PARSED_BYTES
 from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownPrefix, UnsafeArtifact
 from frostline.core.nouns import Closing
-from frostline.engines.protocols import Arrays, Engine, Footprint, PipelinedEngine, RunningBatch
+from frostline.engines.protocols import Arrays, Between, Engine, Footprint, PipelinedEngine, RunningBatch
 from frostline.node.memory import Cancelled, CancelScope, RequestMemory
 from frostline.node.statistics import Counters
 from frostline.node.tenants import Account, Admission
@@ -36,6 +36,7 @@ __all__ = (
     "Prefixes",
     "Resident",
     "RowChecks",
+    "TriedEngine",
     "Upload",
 )
 
@@ -342,9 +343,9 @@ class Prefixes:
             with reservation, self._making, self._using(digest, asker.name) as reference:
                 checked = reference.reference.footprint(number)
                 make = partial(self._bridge.trials.make_engine, digest, reference.prefix, trial, levels, checked)
-                made = tuple(_Measured(engine=engine, trial=trial) for engine in self._bridge.for_each_device(make))
+                made = tuple(TriedEngine(engine=engine, trial=trial) for engine in self._bridge.for_each_device(make))
                 reservation.resize(trial.weight_bytes)
-                rows = min(trial.rows, self._max_rows)
+                rows = max(ROWS, min(trial.rows, self._max_rows))
                 reservation.keep(self._resident(digest, reference.prefix, reference.references, made, rows))
         return number
 
@@ -372,29 +373,52 @@ def _write(content: memoryview, nbytes: int, file: IO[bytes]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class _Measured:
-    """An engine that reports the memory measured in its trial instead of its own estimate."""
+class TriedEngine:
+    """An engine as its trial found it: with the memory that was measured, and in parts that end in time.
+
+    Attributes:
+        engine: the engine.
+        trial: what was measured of it.
+    """
 
     engine: Engine
     trial: Trial
 
     @property
     def name(self) -> str:
+        """See ``Engine``."""
         return self.engine.name
 
     @property
     def weight_bytes(self) -> int:
+        """See ``Engine``."""
         return self.trial.weight_bytes
 
     def footprint(self, cut: int) -> Footprint:
+        """See ``Engine``."""
         assert cut == self.trial.cut, "an engine is made for one cut"
         return Footprint(fixed_bytes=self.trial.fixed_bytes, bytes_per_sample=self.trial.bytes_per_sample)
 
     def run(self, inputs: Arrays, cut: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """See ``Engine``."""
         return self.engine.run(inputs, cut)
 
+    def run_divided(self, inputs: Arrays, cut: int, between: Between) -> tuple[npt.NDArray[np.generic], ...]:
+        """As ``PreemptibleEngine`` says, between the parts of ``TrialPolicy.limit_rows``."""
+        rows, arrays = self.trial.rows, [inputs] if isinstance(inputs, np.ndarray) else inputs
+        if rows >= ROWS:
+            return self.engine.run(inputs, cut)
+        parts = []
+        for start in range(0, len(arrays[0]), rows):
+            parts.append(self.engine.run([array[start : start + rows] for array in arrays], cut))
+            between()
+        return tuple(np.concatenate(columns) for columns in zip(*parts, strict=True))
+
     def begin(self, inputs: Arrays, cut: int) -> RunningBatch | None:
-        return self.engine.begin(inputs, cut) if isinstance(self.engine, PipelinedEngine) else None
+        """See ``PipelinedEngine``; parts are no pipeline."""
+        if self.trial.rows < ROWS or not isinstance(self.engine, PipelinedEngine):
+            return None
+        return self.engine.begin(inputs, cut)
 
 
 # A growing buffer may be an eighth larger than its content.

@@ -497,7 +497,7 @@ class Profiler:
             cores=usable_cores(),
             engine=choice.engine,
             device=self._settings.device.partition(":")[0],
-            device_batch=max(rows, default=loaded.rows),
+            device_batch=max(ROWS, *rows) if rows else loaded.rows,
             read_s=loaded.read_s,
             cuts=tuple(cuts),
             codecs=tuple(codecs),

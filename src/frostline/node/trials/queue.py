@@ -23,6 +23,8 @@ __all__ = ("NOBODY", "EngineMemory", "Requester", "TrialPolicy", "TrialQueue", "
 # A trial takes about a gigabyte beside the engine. A node's engine can take at most five sixteenths of its memory
 # (``node.memory.Shares``), so half of a large memory is enough for a trial.
 _TRIAL_BYTES = 2 << 30
+# An engine that runs fewer at once loses what it gains: the vector units and the weights that it reads want several.
+_FEWEST_ROWS = ROWS // 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +55,22 @@ class TrialPolicy:
     def limit_rows(self, trial: Trial) -> Trial:
         """The trial with so few rows that a run ends in time; failed if the fewest take too long.
 
+        Below ``ROWS`` a run is divided into parts of so many rows, between which others go first.
+
         Args:
             trial: trial of an engine that runs a batch as a whole.
         """
-        if ROWS * trial.seconds > self.max_run_s:
+        rows = self.max_run_s / trial.seconds if trial.seconds else math.inf
+        if rows < _FEWEST_ROWS:
             why_not = (
-                f"takes {ROWS * trial.seconds:.2g} s for {ROWS} samples, during which no other tenant is served, and "
-                f"this node allows {self.max_run_s:g} s: start it with more --max-operation"
+                f"takes {_FEWEST_ROWS * trial.seconds:.2g} s for {_FEWEST_ROWS} samples, during which no other tenant "
+                f"is served, and this node allows {self.max_run_s:g} s: start it with more --max-operation"
             )
             return replace(trial, seconds=0.0, why_not=why_not)
-        maximum = self.max_run_s / (ROWS * trial.seconds) if trial.seconds else math.inf
-        return trial if trial.rows <= ROWS * maximum else replace(trial, rows=ROWS * int(maximum))
+        if trial.rows <= rows:
+            return trial
+        fitting = next(size for size in (ROWS, ROWS // 2, _FEWEST_ROWS) if size <= rows)
+        return replace(trial, rows=fitting * int(rows // fitting) if fitting == ROWS else fitting)
 
     def admit(self, trial: Trial, memory: "EngineMemory", tenant_bytes: float) -> Trial:
         """The trial, failed if the node has no memory or time for the engine; the reference is bounded elsewhere.
