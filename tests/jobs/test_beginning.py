@@ -40,11 +40,20 @@ from frostline.core.events import (
 )
 from frostline.jobs import beginning
 from frostline.jobs.beginning import pays_for_upload
-from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Shipping, Stage, wait_for_bytes
+from frostline.jobs.measuring import (
+    Left,
+    MeasurementCache,
+    Measurements,
+    Measuring,
+    Shipping,
+    Stage,
+    UploadAhead,
+    wait_for_bytes,
+)
 from frostline.jobs.partition import PartitionedModel
 from frostline.jobs.profiling import MeasuredPrefix, ProfileCache, ProfileKey, measure_link
 from frostline.jobs.router import BothSides
-from frostline.loaders.fetch import EngineChoice, NodeEngine, RetryPolicy
+from frostline.loaders.fetch import EngineChoice, NodeEngine, RetryPolicy, Shipment
 from frostline.models import freeze
 from frostline.node import Node
 from frostline.node import weights as stays
@@ -760,6 +769,28 @@ def test_a_short_upload_is_not_put_off():
     asked = Asked()
     asked.may_answer.set()
     assert shipping_of(asked, [], thin_link(4), is_worth=None).is_sent()
+
+
+@pytest.mark.parametrize(
+    ("received", "transfer_bytes", "transfer_s", "is_sent"),
+    [
+        (2 << 20, 2 << 20, 0.5, True),
+        (2 << 20, 2 << 20, 1.5, False),
+        (2 << 20, 100, 0.0, False),
+        (1 << 20, 1 << 20, 0.1, False),
+    ],
+    ids=["five seconds", "fifteen seconds", "a link that nobody knows", "before the first batch"],
+)
+def test_weights_go_ahead_where_that_is_short_and_delays_no_first_batch(received, transfer_bytes, transfer_s, is_sent):
+    seen = SimpleNamespace(bytes_received=received, transfer_bytes=transfer_bytes, transfer_s=transfer_s)
+    sent = []
+    put = SimpleNamespace(statistics=lambda: seen, put_prefix=lambda *shipped: sent.append(shipped))
+    shipment = Shipment(digest="d", artifact=bytes(20 << 20))
+    UploadAhead(put, first_bytes=2 << 20).begin(shipment)
+    assert (shipment.under_way is not None) == is_sent
+    if shipment.under_way is not None:
+        assert shipment.under_way.wait(60)
+    assert sent == [("d", shipment.artifact)] * is_sent
 
 
 def test_nothing_is_sent_once_a_job_is_over_that_waited_with_its_upload():

@@ -18,15 +18,17 @@ import frostline as fl
 from frostline.client.http import HttpTransport
 from frostline.core import REFERENCE, Route
 from frostline.core.config import LoaderSettings, NodeSettings
-from frostline.core.errors import ModelError, OverBudget, Unavailable, UnsafeArtifact
+from frostline.core.errors import ModelError, OverBudget, Overloaded, Unavailable, UnsafeArtifact
 from frostline.core.events import SetupWarning
 from frostline.engines.catalog import absence
-from frostline.jobs import beginning, both_sides
+from frostline.jobs import beginning, both_sides, measuring
 from frostline.jobs.measuring import Measurements
 from frostline.jobs.partition import PartitionedModel, TorchLocalPrefix
 from frostline.loaders.fetch import EngineChoice, Shipment
+from frostline.models import cutting
 from frostline.node.process import start_node
 from frostline.ordering import Order
+from frostline.wire.connection import Exchange
 from support.images import image_folder, tiny_preprocess
 from support.networks import Small
 from support.nodes import until
@@ -418,6 +420,80 @@ def test_the_trainer_computes_all_where_the_node_does_not_run_the_network(folder
             np.testing.assert_array_equal(rows_of(job), expected)
         assert set(sides(job)) == {0}
     assert warnings == ["the node does not run the network: this network takes 9 GB: start the node with more --memory"]
+
+
+def sends_while_checked(monkeypatch, refuse=None):
+    """Have the whole network compared with its parts once an upload has ended; the uploads and what they had sent.
+
+    Without bytes of samples no link is known, and these photographs have few.
+    """
+    ended, uploads, checks = threading.Event(), [], []
+    put, equals = HttpTransport.put_prefix, cutting.equals_whole
+
+    class Counting(Exchange):
+        def send(self, message):
+            if message.method == "PUT":
+                uploads.append(message.path)
+                if refuse is not None and len(uploads) == 1:
+                    raise refuse
+            return super().send(message)
+
+    def puts(*arguments, **options):
+        try:
+            return put(*arguments, **options)
+        finally:
+            ended.set()
+
+    def compared(*arguments, **options):
+        assert ended.wait(60), "nothing was sent before"
+        checks.append(len(uploads))
+        return equals(*arguments, **options)
+
+    monkeypatch.setattr(measuring, "_TELLING_BYTES", 0)
+    monkeypatch.setattr(import_module("frostline.jobs.offload"), "first_batch_bytes", lambda *_: 0)
+    monkeypatch.setattr(import_module("frostline.jobs.connect"), "is_loopback", lambda _: False)
+    monkeypatch.setattr("frostline.client.http.Exchange", Counting)
+    monkeypatch.setattr(HttpTransport, "put_prefix", puts)
+    monkeypatch.setattr(cutting, "equals_whole", compared)
+    return uploads, checks
+
+
+def test_weights_travel_once_while_the_network_is_checked(folder, expected, monkeypatch):
+    uploads, checks = sends_while_checked(monkeypatch)
+    with node_elsewhere(folder) as url, job_near(url, folder, accuracy="exact") as job:
+        while len(sides(job)) < 2:
+            np.testing.assert_array_equal(rows_of(job), expected)
+    assert checks[0] == len(uploads) == 1
+
+
+def test_what_could_not_be_sent_before_is_sent_once_the_network_was_checked(folder, expected, monkeypatch):
+    uploads, checks = sends_while_checked(monkeypatch, refuse=Overloaded("it is full", retry_after_s=0.01))
+    with node_elsewhere(folder) as url, job_near(url, folder, accuracy="exact") as job:
+        while len(sides(job)) < 2:
+            np.testing.assert_array_equal(rows_of(job), expected)
+    assert (checks[0], len(uploads)) == (1, 2)
+
+
+def test_a_network_that_is_refused_takes_its_upload_back(folder, monkeypatch):
+    begun, broken = threading.Event(), threading.Event()
+
+    def puts(self, *_):
+        begun.set()
+        assert broken.wait(60), "nobody broke it off"
+        raise Unavailable("it was broken off")
+
+    def refuses(*_, **__):
+        assert begun.wait(60), "nothing was sent before"
+        raise ModelError("it is another network")
+
+    sends_while_checked(monkeypatch)
+    monkeypatch.setattr(HttpTransport, "put_prefix", puts)
+    monkeypatch.setattr(HttpTransport, "break_off", lambda _: broken.set())
+    monkeypatch.setattr(cutting, "equals_whole", refuses)
+    with node_elsewhere(folder) as url, pytest.raises(ModelError, match="another network"):
+        job_near(url, folder)
+    assert broken.is_set()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "frostline-upload-ahead"])
 
 
 def test_random_views_are_the_same_on_both_sides(folder):

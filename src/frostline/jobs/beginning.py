@@ -11,7 +11,14 @@ from frostline.core import EXACT, Route
 from frostline.core.config import cache_folder
 from frostline.core.errors import OverBudget
 from frostline.core.events import Event, MeasurementFailed, PhaseStarted, SetupWarning
-from frostline.jobs.context import JobContext, keeps_features, measurement_key, shares_cores, total_samples
+from frostline.jobs.context import (
+    JobContext,
+    first_batch_bytes,
+    keeps_features,
+    measurement_key,
+    shares_cores,
+    total_samples,
+)
 from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Shipping, Stage, doing_after
 from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import EngineChoice, NodeEngine
@@ -149,7 +156,7 @@ def _at_once(
     from frostline.jobs.both_sides import TrainerEngine
 
     line, samples = Route(context.cuts[-1].number), total_samples(context)
-    first_bytes = context.data.samples.encoded_bytes * context.settings.device_batch // max(1, len(context.data))
+    first_bytes = first_batch_bytes(context.data, context.settings)
     tries = found is None and context.accuracy != EXACT and samples >= _MIN_TO_TRY
     if found is not None:
         first_bytes = 0  # the loop begins when the node is ready

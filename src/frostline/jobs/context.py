@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
 
 __all__ = (
     "JobContext",
+    "first_batch_bytes",
     "has_engines",
     "is_alike",
     "judges_of",
@@ -147,6 +148,11 @@ def keeps_features(context: JobContext) -> bool:
 def total_samples(context: JobContext) -> int:
     """Samples that the frozen layers run on in the whole job, as far as it is known when it is made."""
     return len(context.data) * (1 if keeps_features(context) else context.epochs)
+
+
+def first_batch_bytes(data: Dataset, settings: LoaderSettings) -> int:
+    """Bytes of the encoded samples of one device batch, in the mean."""
+    return data.samples.encoded_bytes * settings.device_batch // max(1, len(data))
 
 
 def measurement_key(context: JobContext, health: Health, nodes: int) -> dict[str, Any]:

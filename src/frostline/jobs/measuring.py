@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,10 +19,10 @@ from frostline.core.events import BatchDelivered, EngineChanged, EpochStarted, E
 from frostline.core.files import FileCache, with_schema, without_schema
 from frostline.core.system import __version__
 from frostline.jobs.router import Router
-from frostline.loaders.fetch import EngineChoice, Fetcher
+from frostline.loaders.fetch import EngineChoice, Fetcher, Shipment
 from frostline.planning import Situation, make_plan
 from frostline.profiles import Trial
-from frostline.transport import Cancellation
+from frostline.transport import Cancellation, Transport
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.jobs.context import JobContext
@@ -33,6 +34,7 @@ __all__ = (
     "Measuring",
     "Shipping",
     "Stage",
+    "UploadAhead",
     "doing_after",
     "wait_for_bytes",
 )
@@ -353,6 +355,45 @@ class Shipping:
                 is_over.wait(_ASK_S)
         if is_over.is_set():
             raise FrostlineError("the job ended before its weights were sent")
+
+
+class UploadAhead:
+    """Sends a frozen part while the network is still compared with it, for a few seconds at most.
+
+    What takes longer, or nobody can tell how long, is left to ``Shipping``, which asks whether it pays. So is what
+    fails here: it is sent again there, and told. If the network turns out to be cut elsewhere, it was sent in vain.
+
+    Args:
+        transport: way to the job's nodes, on which samples have come by then.
+        first_bytes: bytes of samples that are to have come: behind an upload what confirms them would queue.
+    """
+
+    def __init__(self, transport: Transport, *, first_bytes: int) -> None:
+        self._transport = transport
+        self._first_bytes = max(_TELLING_BYTES, first_bytes)
+        self._ended: threading.Event | None = None
+
+    def begin(self, shipment: Shipment) -> None:
+        """Send it, if that is short."""
+        seen = self._transport.statistics()
+        is_known = seen.transfer_bytes >= _TELLING_BYTES and seen.bytes_received >= self._first_bytes
+        if is_known and len(shipment.artifact) * seen.transfer_s <= _SHORT_S * seen.transfer_bytes:
+            shipment.under_way = self._ended = threading.Event()
+            sends = partial(self._send, shipment, self._ended)
+            threading.Thread(target=sends, name="frostline-upload-ahead", daemon=True).start()
+
+    def close(self) -> None:
+        """Break off what is under way."""
+        if self._ended is not None and not self._ended.is_set():
+            self._transport.break_off()
+            self._ended.wait(_END_S)
+
+    def _send(self, shipment: Shipment, ended: threading.Event) -> None:
+        try:
+            with suppress(FrostlineError):
+                self._transport.put_prefix(shipment.digest, shipment.artifact)
+        finally:
+            ended.set()
 
 
 @contextmanager

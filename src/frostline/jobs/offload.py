@@ -25,14 +25,15 @@ from frostline.datasets.source import is_loopback
 from frostline.jobs.activity import PassProgress, control_address
 from frostline.jobs.beginning import Beginning, begin
 from frostline.jobs.connect import AskedNodes, ask_ahead, first_of, members_of, reach
-from frostline.jobs.context import JobContext, trial_request
+from frostline.jobs.context import JobContext, first_batch_bytes, trial_request
 from frostline.jobs.job import Job, JobParts
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, features_on_disk, finite_check
+from frostline.jobs.measuring import UploadAhead
 from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.workers import WorkerSetup
 from frostline.loaders.arguments import shows_options
-from frostline.loaders.fetch import Fetcher, RetryPolicy
+from frostline.loaders.fetch import Fetcher, RetryPolicy, Shipment
 from frostline.loaders.forked_workers import serve_forked
 from frostline.loaders.local_stage import LocalStage
 from frostline.models.cuts import input_cuts
@@ -159,10 +160,14 @@ def offload(
             ahead = ask_ahead(data, first_of(data, seed=0), preprocess, transport, asking, nodes, settings, accuracy)
         if ahead is not None:
             stack.callback(ahead.close)
+        upload = None if ahead is None else UploadAhead(transport, first_bytes=first_batch_bytes(data, settings))
+        if upload is not None:
+            stack.callback(upload.close)
+        divided = partial(_partitioned, preprocess=preprocess, on_event=on_event, frozen_in_eval=frozen_in_eval)
         network = (
             None
             if model is None
-            else _partitioned(model, preprocess, on_event, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
+            else divided(model, accuracy=accuracy, on_found=None if upload is None else upload.begin)
         )
         if ahead is not None:
             ahead.stop()  # what makes a node ready goes first from now on, and the loop's own requests
@@ -186,8 +191,7 @@ def offload(
         maker = partial(begin, nodes=members, lacking=lacking, policy=policy, codec=codec)
         anew = None
         if model is not None:
-            again = partial(_partitioned, model, preprocess, on_event, frozen_in_eval=frozen_in_eval, accuracy=accuracy)
-            anew = partial(again, may_be_trained_whole=True)
+            anew = partial(divided, model, accuracy=accuracy, may_be_trained_whole=True)
         return _made(context, network, maker, anew, nodes, node, policy, left, on_event, stack)
 
 
@@ -247,6 +251,7 @@ def _partitioned(
     frozen_in_eval: bool,
     accuracy: str | float,
     may_be_trained_whole: bool = False,
+    on_found: Callable[[Shipment], None] | None = None,
 ) -> "PartitionedModel":
     """Trace the network, and tell where it is not divided as it was meant."""
     on_event(PhaseStarted(name="tracing the network"))
@@ -259,6 +264,7 @@ def _partitioned(
         frozen_in_eval=frozen_in_eval,
         may_shorten=accuracy not in (EXACT, 0),
         may_be_trained_whole=may_be_trained_whole,
+        on_found=on_found,
     )
     for reason in filter(None, (network.parts.fallback, network.not_averaged)):
         on_event(SetupWarning(reason=reason))

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from frostline.core import Cut, Graph
-from frostline.core.errors import NothingFrozen, OverBudget
+from frostline.core.errors import ModelError, NothingFrozen, OverBudget
 from frostline.core.events import PhaseStarted, SetupWarning
 from frostline.engines.graph_runner import LengthRunner, Runner, as_array, as_tensor, leaf_values
 from frostline.jobs.context import JobContext, request_of, some_of, trial_request
@@ -106,6 +107,7 @@ class PartitionedModel:
         not_averaged: the reason why its gradients are not averaged over processes, though the user's are; None where
             all is well.
         tokenizer: JSON of the tokenizer that is shipped with its frozen part; empty where samples are images.
+        packed: what is to travel of a frozen part, with that part, where it was made before the network was checked.
         watch: function that makes a watch for later changes of the network, given its head.
     """
 
@@ -114,6 +116,7 @@ class PartitionedModel:
     watch: Callable[[nn.Module], FrozenWatch]
     not_averaged: str | None = None
     tokenizer: bytes = b""
+    packed: tuple[Prefix, Shipment] | None = None
 
     @classmethod
     def of(
@@ -124,6 +127,7 @@ class PartitionedModel:
         frozen_in_eval: bool,
         may_shorten: bool = True,
         may_be_trained_whole: bool = False,
+        on_found: Callable[[Shipment], None] | None = None,
     ) -> "PartitionedModel":
         """Find the frost line of a network.
 
@@ -134,6 +138,8 @@ class PartitionedModel:
             may_shorten: run frozen layers on texts of their own length, where that gives the same but for the order of
                 sums.
             may_be_trained_whole: let all of it run at the trainer where nothing is frozen.
+            on_found: function that is given what will travel if all checks of the network succeed, before they are
+                made; not for texts, whose frozen part is shortened then.
 
         Raises:
             SettingError: The model is no network.
@@ -147,8 +153,16 @@ class PartitionedModel:
             model = takes_parts(unwrap(model), preprocess.input_slots)
         elif preprocess.tokens is not None:
             model = takes_rows(model, preprocess.tokens.names)
+        packed: list[tuple[Prefix, Shipment]] = []
+
+        def found(prefix: Prefix) -> None:
+            if on_found is not None and preprocess.tokens is None and not packed:
+                with suppress(ModelError):  # which is raised if it stays so
+                    packed.append((prefix, _packed(prefix)))
+                    on_found(packed[0][1])
+
         try:
-            parts = cut_network(model, (preprocess.sample,), frozen_in_eval=frozen_in_eval)
+            parts = cut_network(model, (preprocess.sample,), frozen_in_eval=frozen_in_eval, on_found=found)
         except NothingFrozen as error:
             if not may_be_trained_whole:
                 raise
@@ -160,7 +174,14 @@ class PartitionedModel:
             parts = replace(parts, prefix=prefix)
         guard = partial(FeaturesGuard.on, own, parts.cuts[-1].shapes, preprocess.shape)
         watch = partial(FrozenWatch, unwrap(model), parts.part, minds_modes=not frozen_in_eval, guard=guard)
-        return cls(parts=parts, device=device, watch=watch, not_averaged=not_whole, tokenizer=preprocess.tokenizer)
+        return cls(
+            parts=parts,
+            device=device,
+            watch=watch,
+            not_averaged=not_whole,
+            tokenizer=preprocess.tokenizer,
+            packed=packed[0] if packed else None,
+        )
 
     @property
     def behind(self) -> str:
@@ -200,10 +221,12 @@ class PartitionedModel:
 
     def pack(self) -> Shipment | None:
         """The frozen part as it is to travel; None where there is none."""
-        if self.parts.prefix is None:
+        prefix = self.parts.prefix
+        if prefix is None:
             return None
-        artifact = write_prefix(replace(self.parts.prefix, tokenizer=self.tokenizer))
-        return Shipment(digest=digest_of(artifact), artifact=artifact, is_settled=threading.Event())
+        if self.packed is not None and self.packed[0] is prefix:
+            return self.packed[1]
+        return _packed(replace(prefix, tokenizer=self.tokenizer))
 
     def ship(self, context: JobContext, before_upload: Callable[[], None] | None = None) -> str | None:
         """Bring the frozen part to the nodes. Returns why they have no memory for it, in their words; None if they do.
@@ -217,6 +240,8 @@ class PartitionedModel:
         shipment = context.shipment
         assert shipment is not None, "there is a prefix"
         context.asking.on_event(PhaseStarted(name="shipping the frozen layers"))
+        if shipment.under_way is not None:
+            shipment.under_way.wait()
         if isinstance(context.transport, ExpectsLayouts):
             context.transport.layouts |= {
                 (shipment.digest, cut.number): tuple(zip(cut.shapes, cut.dtypes, strict=True))
@@ -299,6 +324,11 @@ class PartitionedModel:
         """Measure all that a plan needs; see ``situate``."""
         situation = self.situate(context, nodes, lacking)
         return Measurements(choice=EngineChoice.of(situation.store), situation=situation)
+
+
+def _packed(prefix: Prefix) -> Shipment:
+    artifact = write_prefix(prefix)
+    return Shipment(digest=digest_of(artifact), artifact=artifact, is_settled=threading.Event())
 
 
 def rest_of(prefix: Prefix | bytes, device: str) -> Callable[[Cut], LocalPrefix | None]:

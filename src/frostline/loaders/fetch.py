@@ -114,12 +114,14 @@ class Shipment:
         artifact: the file, to upload again where a node was restarted.
         refused: the reason why no node runs it, so that the trainer does; None where one does, or it is not known yet.
         is_settled: set once that is known; None where it was from the beginning.
+        under_way: set once an upload that began before the job was made has ended, well or not; None where none did.
     """
 
     digest: str
     artifact: bytes
     refused: str | None = None
     is_settled: threading.Event | None = None
+    under_way: threading.Event | None = None
 
     def settle(self, refused: str | None) -> None:
         """Note whether the nodes run it, which is known now."""

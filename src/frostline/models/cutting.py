@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -270,7 +270,17 @@ class CutNetwork:
 _ONE_AT_A_TIME = threading.RLock()
 
 
-def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = False) -> CutNetwork:
+def _nobody_asks(_: Prefix) -> None:
+    pass
+
+
+def cut_network(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    frozen_in_eval: bool = False,
+    on_found: Callable[[Prefix], None] = _nobody_asks,
+) -> CutNetwork:
     """Trace ``model`` as it will be while its head trains, and cut it.
 
     A network that cannot be traced is cut at the boundary between two of its modules, and where there is
@@ -282,6 +292,8 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
         inputs: the per-sample shape of its one input of float32 pixels, or a ``TensorSpec`` for each of its inputs.
         frozen_in_eval: run frozen layers in eval mode even where they are in train mode now; the head puts those that
             it runs itself into eval mode.
+        on_found: function that is told what the prefix will be, before whole network and parts are compared, which
+            takes most of the time. They may differ, and then it is another one, or none.
 
     Raises:
         NothingFrozen: No operation comes before the first trainable layer.
@@ -293,7 +305,7 @@ def cut_network(model: nn.Module, inputs: Inputs, *, frozen_in_eval: bool = Fals
     _refuse_without_values(model)
     with _ONE_AT_A_TIME, kept_draws(), kept_weights(model), silent_threads():
         flags = training_flags(model, specs, frozen_in_eval=frozen_in_eval)
-        found = _cut(model, specs, flags, frozen_in_eval=frozen_in_eval)
+        found = _cut(model, specs, flags, frozen_in_eval=frozen_in_eval, on_found=on_found)
     if frozen_in_eval:  # those too that run at the trainer, as behind a trained layer
         found.head.keep_in_eval_(module for path, module in model.named_modules() if not flags[path])
     return found
@@ -309,18 +321,24 @@ def _refuse_without_values(model: nn.Module) -> None:
 
 
 def _cut(
-    model: nn.Module, specs: Sequence[TensorSpec], flags: Mapping[str, bool], *, frozen_in_eval: bool
+    model: nn.Module,
+    specs: Sequence[TensorSpec],
+    flags: Mapping[str, bool],
+    *,
+    frozen_in_eval: bool,
+    on_found: Callable[[Prefix], None],
 ) -> CutNetwork:
+    cut = partial(_cut_traced, model, specs, flags, frozen_in_eval=frozen_in_eval, on_found=on_found)
     try:
         traced = trace(model, specs, training=flags)
     except NotTraceable as error:
         why = str(error)
         for begun in _begun(model, specs, flags):
-            found = _cut_traced(model, specs, flags, begun, why=why, frozen_in_eval=frozen_in_eval)
+            found = cut(begun, why=why)
             if not isinstance(found, str):
                 return found
     else:
-        found = _cut_traced(model, specs, flags, traced, frozen_in_eval=frozen_in_eval)
+        found = cut(traced)
         if not isinstance(found, str):
             return found
         why = found
@@ -345,6 +363,7 @@ def _cut_traced(
     *,
     why: str = "",
     frozen_in_eval: bool,
+    on_found: Callable[[Prefix], None],
 ) -> CutNetwork | str:
     """The network cut as its trace says; or why that cannot be.
 
@@ -355,6 +374,7 @@ def _cut_traced(
         traced: the trace of it.
         why: the reason why the trace ends early; empty where it does not.
         frozen_in_eval: see ``cut_network``.
+        on_found: see ``cut_network``.
     """
     try:
         part = find_frozen(model, traced, specs)
@@ -366,6 +386,7 @@ def _cut_traced(
         return why or uncut_network(model, specs, f"{part}: the whole network runs here; {_ANOTHER}")
     if not frozen_in_eval:
         refuse_train_mode(model, part.prefix.graph, specs)
+    on_found(part.prefix)
     try:
         head = skipping_head(model, part, specs, flags, None if why else after(part.traced.graph, part.frost_line))
     except Unsteady as error:
