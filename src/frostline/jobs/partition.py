@@ -107,7 +107,7 @@ class PartitionedModel:
         not_averaged: the reason why its gradients are not averaged over processes, though the user's are; None where
             all is well.
         tokenizer: JSON of the tokenizer that is shipped with its frozen part; empty where samples are images.
-        packed: what is to travel of a frozen part, with that part, where it was made before the network was checked.
+        packed: the frozen part and its shipment, where it was packed before the network was checked; None where not.
         watch: function that makes a watch for later changes of the network, given its head.
     """
 

@@ -378,7 +378,7 @@ class TriedEngine:
 
     Attributes:
         engine: the engine.
-        trial: what was measured of it.
+        trial: the measurements of it.
     """
 
     engine: Engine

@@ -24,7 +24,7 @@ __all__ = ("NOBODY", "EngineMemory", "Requester", "TrialPolicy", "TrialQueue", "
 # (``node.memory.Shares``), so half of a large memory is enough for a trial.
 _TRIAL_BYTES = 2 << 30
 # An engine that runs fewer at once loses what it gains: the vector units and the weights that it reads want several.
-_FEWEST_ROWS = ROWS // 4
+_MIN_ROWS = ROWS // 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,15 +61,15 @@ class TrialPolicy:
             trial: trial of an engine that runs a batch as a whole.
         """
         rows = self.max_run_s / trial.seconds if trial.seconds else math.inf
-        if rows < _FEWEST_ROWS:
+        if rows < _MIN_ROWS:
             why_not = (
-                f"takes {_FEWEST_ROWS * trial.seconds:.2g} s for {_FEWEST_ROWS} samples, during which no other tenant "
+                f"takes {_MIN_ROWS * trial.seconds:.2g} s for {_MIN_ROWS} samples, during which no other tenant "
                 f"is served, and this node allows {self.max_run_s:g} s: start it with more --max-operation"
             )
             return replace(trial, seconds=0.0, why_not=why_not)
         if trial.rows <= rows:
             return trial
-        fitting = next(size for size in (ROWS, ROWS // 2, _FEWEST_ROWS) if size <= rows)
+        fitting = next(size for size in (ROWS, ROWS // 2, _MIN_ROWS) if size <= rows)
         return replace(trial, rows=fitting * int(rows // fitting) if fitting == ROWS else fitting)
 
     def admit(self, trial: Trial, memory: "EngineMemory", tenant_bytes: float) -> Trial:
