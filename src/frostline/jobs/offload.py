@@ -158,17 +158,14 @@ def offload(
         begins_at_once = not settings.measure_first and policy == "best" and cut is None
         if ahead is None and begins_at_once and nodes and model is not None:
             ahead = ask_ahead(data, first_of(data, seed=0), preprocess, transport, asking, nodes, settings, accuracy)
+        on_found = None
         if ahead is not None:
+            upload = UploadAhead(transport, first_bytes=first_batch_bytes(data, settings))
+            on_found = upload.begin
             stack.callback(ahead.close)
-        upload = None if ahead is None else UploadAhead(transport, first_bytes=first_batch_bytes(data, settings))
-        if upload is not None:
             stack.callback(upload.close)
         divided = partial(_partitioned, preprocess=preprocess, on_event=on_event, frozen_in_eval=frozen_in_eval)
-        network = (
-            None
-            if model is None
-            else divided(model, accuracy=accuracy, on_found=None if upload is None else upload.begin)
-        )
+        network = None if model is None else divided(model, accuracy=accuracy, on_found=on_found)
         if ahead is not None:
             ahead.stop()  # what makes a node ready goes first from now on, and the loop's own requests
         context = JobContext(

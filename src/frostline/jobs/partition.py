@@ -107,7 +107,7 @@ class PartitionedModel:
         not_averaged: the reason why its gradients are not averaged over processes, though the user's are; None where
             all is well.
         tokenizer: JSON of the tokenizer that is shipped with its frozen part; empty where samples are images.
-        packed: the frozen part and its shipment, where it was packed before the network was checked; None where not.
+        packed: shipment of the frozen part, where it was packed before the network was checked; None where it was not.
         watch: function that makes a watch for later changes of the network, given its head.
     """
 
@@ -116,7 +116,7 @@ class PartitionedModel:
     watch: Callable[[nn.Module], FrozenWatch]
     not_averaged: str | None = None
     tokenizer: bytes = b""
-    packed: tuple[Prefix, Shipment] | None = None
+    packed: Shipment | None = None
 
     @classmethod
     def of(
@@ -180,7 +180,7 @@ class PartitionedModel:
             watch=watch,
             not_averaged=not_whole,
             tokenizer=preprocess.tokenizer,
-            packed=packed[0] if packed else None,
+            packed=next((shipment for prefix, shipment in packed if prefix is parts.prefix), None),
         )
 
     @property
@@ -221,12 +221,9 @@ class PartitionedModel:
 
     def pack(self) -> Shipment | None:
         """The frozen part as it is to travel; None where there is none."""
-        prefix = self.parts.prefix
-        if prefix is None:
+        if self.parts.prefix is None:
             return None
-        if self.packed is not None and self.packed[0] is prefix:
-            return self.packed[1]
-        return _packed(replace(prefix, tokenizer=self.tokenizer))
+        return self.packed or _packed(replace(self.parts.prefix, tokenizer=self.tokenizer))
 
     def ship(self, context: JobContext, before_upload: Callable[[], None] | None = None) -> str | None:
         """Bring the frozen part to the nodes. Returns why they have no memory for it, in their words; None if they do.

@@ -114,7 +114,8 @@ class Shipment:
         artifact: the file, to upload again where a node was restarted.
         refused: the reason why no node runs it, so that the trainer does; None where one does, or it is not known yet.
         is_settled: set once that is known; None where it was from the beginning.
-        under_way: set once an upload that began before the job was made has ended, well or not; None where none did.
+        under_way: event that is set once an upload, begun before the network was checked, has ended, well or not; None
+            where none was begun.
     """
 
     digest: str

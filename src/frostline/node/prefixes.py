@@ -377,8 +377,8 @@ class TriedEngine:
     """An engine as its trial found it: with the memory that was measured, and in parts that end in time.
 
     Attributes:
-        engine: the engine.
-        trial: the measurements of it.
+        engine: engine that runs.
+        trial: trial in which it was measured.
     """
 
     engine: Engine

@@ -23,7 +23,7 @@ __all__ = ("NOBODY", "EngineMemory", "Requester", "TrialPolicy", "TrialQueue", "
 # A trial takes about a gigabyte beside the engine. A node's engine can take at most five sixteenths of its memory
 # (``node.memory.Shares``), so half of a large memory is enough for a trial.
 _TRIAL_BYTES = 2 << 30
-# An engine that runs fewer at once loses what it gains: the vector units and the weights that it reads want several.
+# On one core so few take no longer a sample than eight, which a trial has timed (docs/decisions/0055).
 _MIN_ROWS = ROWS // 4
 
 
@@ -69,8 +69,8 @@ class TrialPolicy:
             return replace(trial, seconds=0.0, why_not=why_not)
         if trial.rows <= rows:
             return trial
-        fitting = next(size for size in (ROWS, ROWS // 2, _MIN_ROWS) if size <= rows)
-        return replace(trial, rows=fitting * int(rows // fitting) if fitting == ROWS else fitting)
+        eights = ROWS * int(rows // ROWS)
+        return replace(trial, rows=eights or next(size for size in (ROWS // 2, _MIN_ROWS) if size <= rows))
 
     def admit(self, trial: Trial, memory: "EngineMemory", tenant_bytes: float) -> Trial:
         """The trial, failed if the node has no memory or time for the engine; the reference is bounded elsewhere.
