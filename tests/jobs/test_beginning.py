@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,6 +25,7 @@ import pytest
 import torch
 
 import frostline as fl
+from frostline.client.balanced import BalancedTransport
 from frostline.core import REFERENCE, Route
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import EngineNotReady, NodeUnreachable, Overloaded, Unavailable
@@ -784,13 +785,48 @@ def test_a_short_upload_is_not_put_off():
 def test_weights_go_ahead_where_that_is_short_and_delays_no_first_batch(received, transfer_bytes, transfer_s, is_sent):
     seen = SimpleNamespace(bytes_received=received, transfer_bytes=transfer_bytes, transfer_s=transfer_s)
     sent = []
-    put = SimpleNamespace(statistics=lambda: seen, put_prefix=lambda *shipped: sent.append(shipped))
-    shipment = Shipment(digest="d", artifact=bytes(20 << 20))
-    UploadAhead(put, first_bytes=2 << 20).begin(shipment)
-    assert (shipment.under_way is not None) == is_sent
-    if shipment.under_way is not None:
-        assert shipment.under_way.wait(60)
+
+    def puts(digest, artifact, before_upload):
+        before_upload()
+        sent.append((digest, artifact))
+
+    shipment = shipped_ahead(SimpleNamespace(statistics=lambda: seen, put_prefix=puts))
     assert sent == [("d", shipment.artifact)] * is_sent
+    assert shipment.is_there == is_sent
+
+
+def shipped_ahead(transport):
+    shipment = Shipment(digest="d", artifact=bytes(20 << 20))
+    UploadAhead(transport, first_bytes=2 << 20).begin(shipment)
+    assert shipment.under_way.wait(60)
+    return shipment
+
+
+def test_nodes_that_have_the_weights_need_no_link_that_is_known():
+    seen = SimpleNamespace(bytes_received=0, transfer_bytes=0, transfer_s=0.0)
+    assert shipped_ahead(SimpleNamespace(statistics=lambda: seen, put_prefix=lambda *_: None)).is_there
+
+
+@pytest.mark.parametrize("have", [(True, True), (True, False), (False, False)], ids=["both", "one", "none"])
+def test_of_several_nodes_those_without_the_weights_get_them_later_and_are_not_blamed(have):
+    class Counting(ScriptedTransport):
+        def __init__(self, has_it):
+            super().__init__()
+            self.has_it, self.puts = has_it, 0
+
+        def put_prefix(self, digest, artifact, before_upload=None):
+            self.puts += 1
+            if not self.has_it and before_upload is not None:
+                before_upload()
+
+    nodes = [Counting(has_it) for has_it in have]
+    with closing(BalancedTransport(nodes)) as transport:
+        shipment = shipped_ahead(transport)
+        assert shipment.is_there == all(have)
+        transport.put_prefix(shipment.digest, shipment.artifact)
+        assert [node.puts for node in nodes] == [2, 2]
+        wanted = request("/data", 2, prefix=shipment.digest, samples=[])
+        assert all(transport.others(wanted, {number}) for number in (0, 1)), "none is left out"
 
 
 def test_nothing_is_sent_once_a_job_is_over_that_waited_with_its_upload():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from frostline.core.declared import parse_json
-from frostline.core.errors import FrostlineError, SettingError, Unavailable
+from frostline.core.errors import FrostlineError, SettingError, Unavailable, UnknownPrefix
 from frostline.core.events import BatchDelivered, EngineChanged, EpochStarted, Event, MeasurementFailed, SetupWarning
 from frostline.core.files import FileCache, with_schema, without_schema
 from frostline.core.system import __version__
@@ -358,10 +358,11 @@ class Shipping:
 
 
 class UploadAhead:
-    """Sends a frozen part while the network is still compared with it, for a few seconds at most.
+    """Brings a frozen part to the nodes while the network is still compared with it, for a few seconds at most.
 
-    What takes longer, or nobody can tell how long, is left to ``Shipping``, which asks whether it pays. So is what
-    fails here: it is sent again there, and told. If the network turns out to be cut elsewhere, it was sent in vain.
+    Nodes are asked what they have of it in any case. Weights that would take longer, or nobody can tell how long, are
+    left to ``Shipping``, which asks whether they pay. So is what fails here: it is sent again there, and told. If the
+    network turns out to be cut elsewhere, it was sent in vain.
 
     Args:
         transport: way to the job's nodes, on which samples have come by then.
@@ -372,15 +373,13 @@ class UploadAhead:
         self._transport = transport
         self._first_bytes = max(_TELLING_BYTES, first_bytes)
         self._ended: threading.Event | None = None
+        self._is_put_off = False
 
     def begin(self, shipment: Shipment) -> None:
-        """Send it, if that is short."""
-        seen = self._transport.statistics()
-        is_known = seen.transfer_bytes >= _TELLING_BYTES and seen.bytes_received >= self._first_bytes
-        if is_known and len(shipment.artifact) * seen.transfer_s <= _SHORT_S * seen.transfer_bytes:
-            shipment.under_way = self._ended = threading.Event()
-            sends = partial(self._send, shipment, self._ended)
-            threading.Thread(target=sends, name="frostline-upload-ahead", daemon=True).start()
+        """Send what nodes lack of it, if that is short."""
+        shipment.under_way = self._ended = threading.Event()
+        sends = partial(self._send, shipment, self._ended)
+        threading.Thread(target=sends, name="frostline-upload-ahead", daemon=True).start()
 
     def close(self) -> None:
         """Break off what is under way."""
@@ -391,9 +390,19 @@ class UploadAhead:
     def _send(self, shipment: Shipment, ended: threading.Event) -> None:
         try:
             with suppress(FrostlineError):
-                self._transport.put_prefix(shipment.digest, shipment.artifact)
+                short = partial(self._require_short, len(shipment.artifact))
+                self._transport.put_prefix(shipment.digest, shipment.artifact, short)
+                shipment.is_there = not self._is_put_off  # by any of several nodes
         finally:
             ended.set()
+
+    def _require_short(self, nbytes: int) -> None:
+        """Put an upload off that may take long: the node goes without it, which is nothing wrong with it."""
+        seen = self._transport.statistics()
+        is_known = seen.transfer_bytes >= _TELLING_BYTES and seen.bytes_received >= self._first_bytes
+        if not is_known or nbytes * seen.transfer_s > _SHORT_S * seen.transfer_bytes:
+            self._is_put_off = True
+            raise UnknownPrefix("its weights are not sent yet")
 
 
 @contextmanager

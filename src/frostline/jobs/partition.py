@@ -245,6 +245,8 @@ class PartitionedModel:
                 for cut in context.cuts
                 if cut.number > 1
             }
+        if shipment.is_there:
+            return None
         try:
             context.asking(lambda: context.transport.put_prefix(shipment.digest, shipment.artifact, before_upload))
         except OverBudget as error:

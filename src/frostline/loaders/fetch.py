@@ -116,6 +116,7 @@ class Shipment:
         is_settled: set once that is known; None where it was from the beginning.
         under_way: event that is set once an upload, begun before the network was checked, has ended, well or not; None
             where none was begun.
+        is_there: True once that upload has ended well, or found that the nodes have it.
     """
 
     digest: str
@@ -123,6 +124,7 @@ class Shipment:
     refused: str | None = None
     is_settled: threading.Event | None = None
     under_way: threading.Event | None = None
+    is_there: bool = False
 
     def settle(self, refused: str | None) -> None:
         """Note whether the nodes run it, which is known now."""

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from operator import attrgetter, is_
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -55,6 +56,8 @@ _IDLE = ("momentum", "track_running_stats", "training")
 _SHARES = {"begin": 0.03, "end": 0.03, "step": 0.01}
 _QUICK_S = 0.02  # a small network on a slow processor
 _PLAIN = (bool, int, float, str, type(None), tuple)
+# Loops over all tensors and attributes run in C where nothing has changed: they are part of every step.
+_VERSION, _REQUIRES_GRAD = attrgetter("_version"), attrgetter("requires_grad")
 
 
 @runtime_checkable
@@ -251,7 +254,7 @@ class FrozenWatch:
         self._model = model
         self._head = head
         reads = head.python_reads_ if isinstance(head, Reads) else ()
-        self._reads = [(vars(model.get_submodule(path)), name, value) for path, name, value in reads]
+        self._reads = _columns(((vars(model.get_submodule(path)), name, value) for path, name, value in reads), 3)
         self._minds_modes = minds_modes
         self._is_retired = False
         self._tree = _tree(model)
@@ -272,7 +275,7 @@ class FrozenWatch:
             for path, parameter in model.named_parameters()
             if not parameter.requires_grad and id(parameter) not in own
         ]
-        self._quick = self._counted()
+        self._counted = self._count()
         self._laid = [_laid(seen.tensor) for seen in self._seen]
         self._thread, self._took_s = (os.getpid(), threading.get_ident()), math.inf
         self._tried_at = dict.fromkeys(_SHARES, -math.inf)
@@ -337,11 +340,15 @@ class FrozenWatch:
         Raises:
             NetworkChanged: Some was, or is trained now, and is another one.
         """
-        for table, name, tensor, version in self._quick:
-            if table.get(name) is not tensor or tensor._version != version or tensor.requires_grad:  # noqa: SLF001
-                self._look_at_all()
-                return False
-        return True
+        tables, names, tensors, versions = self._counted
+        if (
+            all(map(is_, map(dict.get, tables, names), tensors))
+            and tuple(map(_VERSION, tensors)) == versions
+            and not any(map(_REQUIRES_GRAD, tensors))
+        ):
+            return True
+        self._look_at_all()
+        return False
 
     def note(self, features: Sequence[torch.Tensor]) -> None:
         """Note that features, which a loop is about to be handed, are those of this frozen part."""
@@ -438,13 +445,13 @@ class FrozenWatch:
             sample=_read_quickly(tensor, self._every),
         )
 
-    def _counted(self) -> list[tuple[Mapping[str, Any], str, torch.Tensor, int]]:
+    def _count(self) -> Sequence[tuple[Any, ...]]:
         counted = (seen for seen in self._seen if not seen.tensor.is_inference())
-        return [(seen.table, seen.name, seen.tensor, seen.version) for seen in counted]
+        return _columns(((seen.table, seen.name, seen.tensor, seen.version) for seen in counted), 4)
 
     def _look_at_reads(self) -> None:
-        now = ((attributes.get(name), value) for attributes, name, value in self._reads)
-        if all(found is value or is_same_plain(found, value) for found, value in now):
+        tables, names, values = self._reads
+        if all(map(is_same_plain, map(dict.get, tables, names), values)):
             return
         assert isinstance(self._head, Reads), "it has told what it reads"
         if (changed := self._head.changed_read_()) is not None:
@@ -453,7 +460,7 @@ class FrozenWatch:
     def _look_at_all(self) -> None:
         for seen in self._seen:
             _look_at(seen)
-        self._quick = self._counted()
+        self._counted = self._count()
 
     def _look_at_tree(self) -> None:
         now = _tree(self._model)
@@ -474,6 +481,10 @@ class FrozenWatch:
         """Whether the head has a module, or one around it, as the network has it, and so runs what is there now."""
         around = (path[:end] for end, mark in enumerate(f"{path}.") if mark == ".")
         return any(at in own and own[at] is module_at(self._model, at) for at in around)
+
+
+def _columns(rows: Iterable[tuple[Any, ...]], width: int) -> tuple[tuple[Any, ...], ...]:
+    return tuple(zip(*rows, strict=True)) or ((),) * width
 
 
 def _tree(model: nn.Module) -> dict[str, nn.Module]:

@@ -435,7 +435,7 @@ class SkippingHead(Head):
         self._is_traced_ = rest is not None
         self._meant_ = list(meant)
         self._harmless_: dict[tuple[str, str | int], tuple[Any, ...]] = {}
-        self._attributes_: list[tuple[Mapping[str, Any], bool]] | None = None
+        self._attributes_: dict[bool, list[tuple[Mapping[str, Any], str, str, Any]]] | None = None
         self._outside_: list[tuple[str, Callable[[], Any], Any]] | None = outside_values(model)
         self.finish_making_()
 
@@ -462,11 +462,9 @@ class SkippingHead(Head):
             theirs_alone: leave out PyTorch's own modules, which have more attributes than all others.
         """
         if self._attributes_ is None:
-            modules = [self._model_[0].get_submodule(path) for path, _, _ in self._plan_.reads]
-            self._attributes_ = [(vars(item), type(item).__module__.startswith("torch.nn.")) for item in modules]
-        for (path, name, value), (attributes, is_of_torch) in zip(self._plan_.reads, self._attributes_, strict=True):
-            now = attributes.get(name)
-            if not (theirs_alone and is_of_torch) and now is not value and self._minds_((path, name), now, value):
+            self._attributes_ = {alone: list(self._read_attributes_(alone)) for alone in (False, True)}
+        for attributes, path, name, value in self._attributes_[theirs_alone]:
+            if (now := attributes.get(name)) is not value and self._minds_((path, name), now, value):
                 whose = f"module {path!r}" if path else "the network"
                 return f"attribute {name!r} of {whose}, which its frozen layers read, {_CHANGED}"
         if self._outside_ is None:
@@ -477,6 +475,12 @@ class SkippingHead(Head):
                 names = " or ".join([*others][:_MANY_VALUES]) or repr(name)
                 return f"variable {names}, which code of the frozen layers reads, {_CHANGED}"
         return None
+
+    def _read_attributes_(self, theirs_alone: bool) -> Iterator[tuple[Mapping[str, Any], str, str, Any]]:
+        for path, name, value in self._plan_.reads:
+            module = self._model_[0].get_submodule(path)
+            if not (theirs_alone and type(module).__module__.startswith("torch.nn.")):
+                yield vars(module), path, name, value
 
     def _minds_(self, key: tuple[str, str | int], now: Any, value: Any) -> bool:
         """Whether the frozen part minds that a value is another one now; what it did not mind a few times it never."""

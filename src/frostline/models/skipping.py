@@ -731,7 +731,7 @@ class _Skipper:
         self._run.count = call.ends
         if call.ends > self._plan.placements[-1].operation:
             self._reached()
-        return tree_map(self._leaf, call.gives)
+        return self._leaf(call.gives) if isinstance(call.gives, _Absence) else tree_map(self._leaf, call.gives)
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, _Crossing):

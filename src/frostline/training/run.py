@@ -6,11 +6,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -89,6 +91,7 @@ _SUMS = (
 )
 _LISTS = ("skipped", "replans", "tunings")
 _FEW_TO_DIVIDE = 1 << 20
+_PAGE = "frostline.training.report.page"
 SAMPLES, LAYERS = "the samples to train on", "the frozen layers and their preprocessing"
 
 
@@ -447,6 +450,7 @@ class _Run:
         every = CheckpointEvery.parse(settings.checkpoint_every)
         self._checkpoints = None if settings.out is None else CheckpointFolder(settings.out, every)
         self._recorder = None if settings.out is None else StepRecorder(settings.out, self._train.samples)
+        self._imports = Thread(target=_import_page, name="frostline-imports", daemon=True)
         self._resumed: Checkpoint | None = None
         if self._recipe.patience is not None and not (len(self._held_out) and self._recipe.selects):
             raise SettingError(
@@ -480,10 +484,16 @@ class _Run:
 
     def _on_batch(self, step: int, epoch: int, number: int, batch: Batch) -> None:
         """Record it where it is due and can be had again: of the first stage, behind no sample that was left out."""
+        self._have_page_imported()
         recorder = self._recorder
         if recorder is None or self._stages.begun > 1 or not recorder.is_due(step) or self._job.statistics().skipped:
             return
         recorder.add(batch, step=step, epoch=epoch, number=number, engine=self._job.engine.engine)
+
+    def _have_page_imported(self) -> None:
+        """Import what draws the report from the first step on: at the end nobody computes while this process does."""
+        if self._settings.out is not None and self._imports.ident is None:
+            self._imports.start()
 
     @property
     def _job(self) -> Job:
@@ -572,6 +582,7 @@ class _Run:
             raise
 
     def _beside_the_store(self) -> None:
+        self._have_page_imported()
         trained = self._job.train(
             self._recipe, self._train, self._held_out, plain_preprocess=self._setup.network.plain_preprocess
         )
@@ -682,6 +693,11 @@ class _Run:
         """What a loop without Frostline would have fetched: encoded images, once where it too could keep features."""
         passes = min(epochs, self._stages.begun) if self._job.keeps_features else epochs
         return passes * (self._train.samples.encoded_bytes + self._held_out.samples.encoded_bytes)
+
+
+def _import_page() -> None:
+    with suppress(ImportError):  # whoever needs it says what is missing
+        import_module(_PAGE)
 
 
 def _bound(samples_per_s: float) -> float | None:
