@@ -808,7 +808,7 @@ def test_nodes_that_have_the_weights_need_no_link_that_is_known():
 
 
 @pytest.mark.parametrize("have", [(True, True), (True, False), (False, False)], ids=["both", "one", "none"])
-def test_of_several_nodes_those_without_the_weights_get_them_later_and_are_not_blamed(have):
+def test_nodes_without_the_weights_get_them_later_and_are_not_left_out(have):
     class Counting(ScriptedTransport):
         def __init__(self, has_it):
             super().__init__()
