@@ -10,7 +10,9 @@ many epochs as the scripts have; one with --weights or --crops is given their nu
 - second job: the same command once more, with what both sides have kept; with --extra "--cache-size 0" it computes
   all features again;
 - script here: fetch photographs over HTTP by 16 threads, extract features once with PyTorch, keep them, train a head;
-- script there: extract on the store's machine, copy the features over the link, train a head.
+- script there: extract on the store's machine, copy the features over the link, train a head;
+- plan, where it is named: ``frostline plan --near`` on the same node, for the samples a second that the linear
+  programme gives for the costs that it measures. Jobs are then traced, for those that they had from the tenth second.
 
 A ratio is the seconds of the better script over ours. Needs root.
 """
@@ -29,6 +31,8 @@ from harness import ROOT, ShapedLink, Skipped, doing, markdown, median, namespac
 
 WAYS = ("first job", "second job", "script here", "script there")
 SCRIPTS = WAYS[2:]
+PLAN = "plan"
+STEADY_S = 10
 SCRIPT = ROOT / "benchmarks" / "parts" / "extract_once.py"
 FROSTLINE = Path(sys.executable).with_name("frostline")
 QUICK = {"mbit": "100", "epochs": "2", "ways": "first job,script here"}
@@ -174,7 +178,9 @@ def job(world, wanted):
         words += ["--augment"]
     if wanted.quick or wanted.crops or wanted.weights:
         words += ["--epochs", wanted.epochs]
-    began = time.perf_counter()
+    trace = out / "trace.json" if PLAN in ways_of(wanted) else None
+    words += ["--trace", trace] if trace else []
+    began, steady_at = time.perf_counter(), time.time() + STEADY_S
     with (out / "report.json").open("w") as report, (out / "log.txt").open("w") as log:
         environment = ours(world.folder, "trainer")
         code = world.start("trainer", FROSTLINE, *words, env=environment, stdout=report, stderr=log).wait()
@@ -189,7 +195,30 @@ def job(world, wanted):
         "accuracy": said.get("val_accuracy"),
         **{name: said.get(name) for name in kept},
         "diagnosis": diagnosis.get("says"),
+        "samples_per_s": steady(trace, steady_at) if trace else None,
     }
+
+
+def steady(trace, since):
+    """Samples a second that a loop was handed from a time on, as long as they were computed; None behind that."""
+    waits = [span for span in json.loads(trace.read_text()) if span["name"] == "wait"]
+    ended = [((span["ts"] + span.get("dur", 0)) / 1e6, span["args"]) for span in waits]
+    rest = [(at, about["samples"] - about["from_cache"]) for at, about in ended if at > since]
+    last = max((at for at, samples in rest if samples), default=since)
+    return sum(samples for _, samples in rest) / (last - since) if last > since else None
+
+
+def plan(world, wanted):
+    """What the linear programme gives for both sides and their link, as they are measured now."""
+    words = ["plan", "--near", f"http://{world.link.address}:7070", "--data", world.data, "--measure", "--json"]
+    words += ["--model", wanted.model, "--until", wanted.until, *wanted.extra.split()]
+    words += ["--weights", wanted.weights] if wanted.weights else []
+    began = time.perf_counter()
+    asked = world.start("trainer", FROSTLINE, *words, env=ours(world.folder, "trainer"), stdout=subprocess.PIPE)
+    said = asked.communicate()[0]
+    if asked.returncode:
+        raise SystemExit("the plan failed")
+    return {"seconds": time.perf_counter() - began, "samples_per_s": json.loads(said)["samples_per_s"]}
 
 
 def script_here(world, wanted):
@@ -205,7 +234,7 @@ def script_there(world, wanted):
     return {"seconds": before + seconds, **json.loads(said)}
 
 
-RUNS = {"first job": job, "second job": job, "script here": script_here, "script there": script_there}
+RUNS = {"first job": job, "second job": job, "script here": script_here, "script there": script_there, PLAN: plan}
 
 
 def table(found):
@@ -217,7 +246,7 @@ def table(found):
         for way in dict.fromkeys(row["way"] for row in here):
             rows = [row for row in here if row["way"] == way]
             seconds = median(rows, "seconds")
-            ratio = None if way in SCRIPTS or best is None else best / seconds
+            ratio = None if way in (*SCRIPTS, PLAN) or best is None else best / seconds
             lines.append(
                 [
                     f"{mbit:g}",
@@ -225,11 +254,12 @@ def table(found):
                     spread([row["seconds"] for row in rows]),
                     median(rows, "first_step_s"),
                     median(rows, "accuracy"),
+                    median(rows, "samples_per_s"),
                     "-" if ratio is None else f"{ratio:.2f}",
                     rows[-1].get("engine") or "-",
                 ]
             )
-    head = ["Mbit/s", "", "seconds", "first step, s", "accuracy", "ratio", "engine"]
+    head = ["Mbit/s", "", "seconds", "first step, s", "accuracy", "steady samples/s", "ratio", "engine"]
     return f"{found['photographs']} photographs.\n\n{markdown(head, lines)}"
 
 
