@@ -78,6 +78,16 @@ def test_a_recipe_of_ones_own_is_reported_kept_and_refused_when_it_changes(capsy
     assert all(torch.isfinite(tensor).all() for tensor in load_file(out / "model.safetensors").values())
 
 
+def test_what_draws_the_report_is_imported_beside_the_first_epoch(capsys, folder, near, tmp_path, monkeypatch):
+    imported = []
+    monkeypatch.setattr("frostline.training.run.import_module", imported.append)
+    asked = ("train", "--data", folder, *MODEL, *near, "--out", tmp_path / "run")
+    code, _, err = run(capsys, *asked, "--lr", -1, "--epochs", 1)
+    assert (code, imported) == (2, []), err
+    code, _, err = run(capsys, *asked, "--epochs", 2)
+    assert (code, imported) == (0, ["frostline.training.report.page"]), err
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
