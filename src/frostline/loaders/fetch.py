@@ -113,7 +113,7 @@ class Shipment:
         digest: the name.
         artifact: the file, to upload again where a node was restarted.
         refused: the reason why no node runs it, so that the trainer does; None where one does, or it is not known yet.
-        is_settled: set once that is known; None where it was from the beginning.
+        is_settled: event that is set once that is known; None where it was from the beginning.
         under_way: event that is set once an upload, begun before the network was checked, has ended, well or not; None
             where none was begun.
         is_there: True once that upload has ended well, or found that the nodes have it.
@@ -158,7 +158,7 @@ class Fetcher:
         tried: request for the samples on which engines are tried; None for a request's own samples, which calibrate
             them otherwise.
         unfit: numbers of the cuts at which the engine cannot be used, which has been tried up to the plan's own.
-        closed: set when the job is, for this and all that were made of it: nobody answers any more.
+        closed: event that is set when the job is closed, for this and all made of it: nobody answers any more.
         pace: pace that makes each exchange when the job's share of a control plane allows it; None where there is none.
     """
 
