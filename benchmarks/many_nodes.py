@@ -1,8 +1,9 @@
-"""Epochs over one to eight nodes whose computing is simulated: throughput, hits, the crossing, and what is hidden.
+"""Epochs over one to eight nodes whose computing is simulated: throughput, hits, unlike nodes, crossing, overlap.
 
     python benchmarks/many_nodes.py --samples 6144 --rate 25 --link 75
     python benchmarks/many_nodes.py --parts crossing --trainer 110 --samples 3072 --nodes 1,2,3,4,5,6,7,8
     python benchmarks/many_nodes.py --parts overlap --rate 100 --samples 3072
+    python benchmarks/many_nodes.py --parts unlike --rate 50 --samples 1536
 
 All nodes are real ones in this process, over HTTP on loopback, each with a cache of its own. Their engine is a test
 engine and declared as one: it computes a tiny network, and then waits until as much time has passed as a device of
@@ -11,6 +12,7 @@ engine and declared as one: it computes a tiny network, and then waits until as 
 - nodes: each number of nodes runs two epochs twice: by owners, and with requests to the least busy node. What a node
   answers waits in the same way for a link of its own of `--link` samples a second, which only the second epoch feels,
   since that computes nothing.
+- unlike: two nodes, of which one answers at `--rate` samples a second, and the other at a part of that.
 - crossing: all frozen layers at the trainer alone, whose device is simulated in the same way at `--trainer` samples a
   second, and then at each number of nodes. Beside each stands what the plan (``frostline plan --nodes``) predicts from
   declared rates.
@@ -44,7 +46,8 @@ from support.situations import profile, situation
 
 DEVICE_BATCH, BATCH = 32, 32
 COMPUTED = []  # rows of each run of a simulated device
-QUICK = {"parts": "nodes,crossing,overlap", "samples": 96, "rate": 400.0, "link": 800.0, "trainer": 600.0, "nodes": "2"}
+QUICK = {"parts": "nodes,unlike,crossing,overlap", "nodes": "2", "samples": 96}
+QUICK |= {"rate": 400.0, "link": 800.0, "trainer": 600.0}
 
 
 def options(parser):
@@ -58,7 +61,7 @@ def options(parser):
 
 def measure(wanted):
     torch.set_num_threads(1)
-    parts = {"nodes": epochs, "crossing": crossing, "overlap": overlap}
+    parts = {"nodes": epochs, "unlike": unlike, "crossing": crossing, "overlap": overlap}
     found = {}
     with tempfile.TemporaryDirectory() as scratch, devices_of(wanted.rate):
         os.environ["XDG_CACHE_HOME"] = f"{scratch}/cache"
@@ -81,6 +84,21 @@ def epochs(folder, kept, wanted):
             row = two_epochs(folder, kept / f"{count}-{by_owners}", count, by_owners=by_owners, link=wanted.link)
             check(row, wanted.samples // 3 * 3, wanted.rate, sum(COMPUTED))
             yield row
+
+
+def unlike(folder, kept, wanted):
+    """The second of two nodes as fast as the first, and two, four and ten times slower."""
+    for slower in (1, 2, 4, 10):
+        rates = (wanted.rate, wanted.rate / slower)
+        some = some_nodes(folder, kept / str(slower), 2, device_batch=DEVICE_BATCH)
+        with some as (nodes, urls), a_job(folder, urls) as job:
+            for node, rate in zip(nodes, rates, strict=True):
+                Sent(node, rate)
+            job.use({Route(job.frost_line.number): 1.0})
+            took_s, samples = epoch(job, 0)
+            asked_of_slower = served(nodes)[1]
+        row = {"slower": slower, "samples_per_s": samples / took_s, "share_of_slower": asked_of_slower / samples}
+        yield {**row, "of_what_both_can_do": samples / took_s / sum(rates)}
 
 
 def crossing(folder, kept, wanted):

@@ -476,6 +476,24 @@ def test_what_a_job_measures_on_a_node_does_not_count_for_its_speed():
     assert turns.order(60.0)[0] == 0, "it is busy all the same"
 
 
+def test_a_request_leaves_an_owner_that_is_done_with_it_long_after_another():
+    turns = LoadBalancer(3)
+    for node in (0, 1):
+        turns.begin_request(node, 0.0)
+    turns.end_request(0, 0.5, rows=32)
+    assert turns.order(0.5, [1, 2])[:2] == [1, 2], "the owner has one request to do"
+    for _ in range(3):
+        turns.begin_request(1, 0.5)
+    assert turns.order(1.0, [1, 2])[0] == 0, "it has answered nothing for a second, and four requests wait there"
+    assert turns.order(1.0, [0, 2])[0] == 0, "its own"
+    turns.note_failure(0, 1.0, away_s=5.0)
+    assert turns.order(1.0, [1, 2])[0] == 2, "nothing is known of it, and it has nothing to do"
+    turns.note_failure(2, 1.0, away_s=5.0)
+    assert turns.order(1.0, [1, 2])[0] == 1, "nobody else answers"
+    turns.end_request(1, 1.0, rows=0)
+    assert turns.order(1.0, [0, 1])[0] == 1
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=60))
 def test_turns_never_favour_a_busier_node_among_those_that_answer(happened):
     turns, flying = LoadBalancer(4), [0] * 4

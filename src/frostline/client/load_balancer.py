@@ -17,6 +17,11 @@ _RELAPSED_S, _LONGEST_RELAPSED_S = 4.0, 60.0
 _MISREAD_MAX = 3
 # Rows that a node must have computed before its speed counts: fewer say more of chance than of the node.
 _MIN_ROWS = 1024
+# A request leaves its owner for a node that is done with it sooner, by what this node takes for so many, and a second:
+# by less, chance would move samples among nodes that are as fast, where the next epoch does not look for them.
+_SOONER, _SOONER_S = 4, 1.0
+# The newest interval between two answers of a node counts so much beside those before it.
+_NEWEST = 0.25
 
 
 @dataclass(slots=True)
@@ -31,6 +36,7 @@ class _NodeState:
     rows: int = 0
     busy_s: float = 0.0
     busy_since: float = 0.0
+    request_s: float = 0.0
     refusals: int = 0
     is_refusing: bool = False
     is_unproven: bool = False
@@ -54,6 +60,11 @@ class _NodeState:
 
     def busy_by(self, now: float) -> float:
         return self.busy_s + (now - self.busy_since if self.timed else 0.0)
+
+    def takes_s(self, now: float, unknown_s: float) -> float:
+        """Seconds for each request; one that has answered none takes no less than ``unknown_s``."""
+        since_last_s = now - self.busy_since if self.timed else 0.0
+        return max(since_last_s, self.request_s or unknown_s)
 
 
 class LoadBalancer:
@@ -114,8 +125,10 @@ class LoadBalancer:
 
         Args:
             now: the time in seconds.
-            first: nodes that are asked before all others, in order, where they are not away.
+            first: nodes that are asked before all others, in order, where they are not away; the owner of what is
+                asked for in front, before which comes a node that would be done with it long before.
         """
+        first = self._with_soonest(now, first)
 
         def rank(node: int) -> tuple[float, int, int, int]:
             state = self._states[node]
@@ -123,6 +136,19 @@ class LoadBalancer:
             return max(0.0, state.away_until - now), turn, state.in_flight, state.begun
 
         return sorted(self.members, key=rank)
+
+    def _with_soonest(self, now: float, first: Sequence[int]) -> Sequence[int]:
+        """The nodes to ask first, before them one that would be done long before the first of them."""
+        there = [node for node, state in self._member_states if state.away_until <= now]
+        known = [state.request_s for _, state in self._member_states if state.request_s]
+        # An owner that has nothing to do is asked: how fast it is now would not be seen otherwise.
+        if not (first and known and first[0] in there and self._states[first[0]].in_flight):
+            return first
+        takes = {node: self._states[node].takes_s(now, min(known)) for node in there}
+        waits = {node: (self._states[node].in_flight + 1) * takes[node] for node in there}
+        soonest = min(there, key=waits.__getitem__)
+        is_long = waits[first[0]] - waits[soonest] > max(_SOONER_S, _SOONER * takes[soonest])
+        return [soonest, *first] if is_long else first
 
     def reachable_nodes(self, now: float) -> list[int]:
         """The nodes that are not known to be away, in the same order."""
@@ -164,6 +190,9 @@ class LoadBalancer:
         """The request is over, whatever became of it, and brought so many rows."""
         state = self._states[node]
         if is_timed:
+            if rows:
+                took_s = now - state.busy_since
+                state.request_s += (_NEWEST if state.request_s else 1.0) * (took_s - state.request_s)
             state.busy_s = state.busy_by(now)
             state.busy_since = now
             state.timed -= 1
