@@ -18,10 +18,11 @@ from frostline.core import Route
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import SettingError
 from frostline.core.events import Replanned
+from frostline.engines.torch import TorchEngine
 from frostline.models import freeze
 from frostline.node import Node
 from frostline.node.process import start_node
-from frostline.planning.replanning import CACHE, NOTHING_YET, QUOTA, TRAINER
+from frostline.planning.replanning import CACHE, NODE, NOTHING_YET, QUOTA, TRAINER
 from support import plain
 from support.control_planes import control_plane
 from support.images import image_folder, tiny_preprocess
@@ -260,6 +261,26 @@ def test_a_cache_without_room_is_named_from_the_samples_that_came_again(folder_o
         found = job.diagnosis()
     assert found.held_back_by == CACHE, found
     assert found.gain > 1.0
+
+
+@pytest.mark.parametrize(("accuracy", "untried"), [("float32", (NODE,)), ("exact", ())])
+def test_an_engine_that_nobody_tried_is_named_where_it_holds_a_job_back(
+    folder_of_diagnosis, monkeypatch, accuracy, untried
+):
+    compute = TorchEngine.run_divided
+
+    def slowly(self, inputs, cut, between):
+        time.sleep(0.3)
+        return compute(self, inputs, cut, between)
+
+    monkeypatch.setattr(TorchEngine, "run_divided", slowly)
+    with offloaded(folder_of_diagnosis, accuracy=accuracy) as job:
+        take(job, epochs=3, until=lambda found: found.held_back_by == NODE)
+        found, explained = job.diagnosis(), job.explain()
+    assert found.held_back_by == NODE, found
+    assert found.untried == untried
+    assert ("no faster engine was tried" in str(explained)) == bool(untried)
+    assert tuple(explained.to_json()["diagnosis"]["untried"]) == untried
 
 
 def test_json_of_an_explanation_has_the_diagnosis(folder_of_diagnosis):

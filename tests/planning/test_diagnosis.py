@@ -91,13 +91,49 @@ def test_a_few_refusals_are_no_quota_and_few_samples_that_come_again_no_full_cac
 def test_the_sentence_has_the_evidence_and_stands_alone():
     said = str(diagnose(usage(busy={LINK: 1.0, NODE: 0.5})))
     assert said.startswith("held back by the link (busy 100.0 % of the time): the loop waits 60.0 % of the time")
-    assert "without that, up to 2.0 × this rate. What to do: " in said
+    also = "the node's compute had nothing to do 50.0 % of the time"
+    assert f"without that, up to 2.0 × this rate; {also}. What to do: " in said
     assert "--accuracy" in said
 
 
+@pytest.mark.parametrize(
+    ("busy", "idle"),
+    [
+        ({PROCESSORS: 1.0, NODE: 0.25, LINK: 0.1}, {NODE: 0.75}),
+        ({NODE: 0.95, PROCESSORS: 0.5, LINK: 0.1}, {PROCESSORS: 0.5}),
+        ({LINK: 0.95, NODE: 0.5, PROCESSORS: 0.5}, {NODE: 0.5}),
+        ({NODE: 0.95, PROCESSORS: 0.93}, {}),
+        ({NODE: 0.95}, {}),
+        ({LINK: 0.1, NODE: 0.2, PROCESSORS: 0.3}, {}),  # the store: both wait for it
+    ],
+)
+def test_names_the_side_that_had_nothing_to_do_while_the_other_held_the_job_back(busy, idle):
+    found = diagnose(usage(busy=busy))
+    assert found.idle == pytest.approx(idle)
+    assert ("had nothing to do" in found.says) == bool(idle)
+    assert not diagnose(usage(busy=busy, same_host=True)).idle, "it works on the same processors"
+
+
+@pytest.mark.parametrize(
+    ("fields", "untried"),
+    [
+        ({"busy": {NODE: 0.95}, "untried": (NODE, PROCESSORS)}, (NODE,)),
+        ({"busy": {PROCESSORS: 0.95}, "untried": (NODE, PROCESSORS)}, (PROCESSORS,)),
+        ({"busy": {PROCESSORS: 0.95}, "untried": (NODE,), "same_host": True}, (NODE,)),
+        ({"busy": {LINK: 0.95}, "untried": (NODE, PROCESSORS)}, ()),
+        ({"busy": {NODE: 0.95}}, ()),
+    ],
+)
+def test_names_an_engine_that_nobody_tried_where_it_holds_the_job_back(fields, untried):
+    found = diagnose(usage(**fields))
+    assert found.untried == untried
+    assert found.says.count("no faster engine was tried") == len(untried)
+
+
 def test_json_has_plain_values():
-    found = diagnose(usage(busy={LINK: 0.97})).to_json()
-    assert json.loads(json.dumps(found))["held_back_by"] == LINK
+    found = json.loads(json.dumps(diagnose(usage(busy={LINK: 0.97, NODE: 0.5}, untried=(NODE,))).to_json()))
+    assert found["held_back_by"] == LINK
+    assert found["idle"] == {NODE: 0.5}
 
 
 shares = st.floats(0.0, 1.0)

@@ -20,6 +20,7 @@ from frostline.core.nouns import Closing
 from frostline.datasets import Dataset
 from frostline.datasets.dataset import steps_left_of
 from frostline.jobs.activity import ActivityMeter, PassProgress, start_follower
+from frostline.jobs.context import has_engines
 from frostline.jobs.loader_factory import CachePolicy, LoaderFactory, keeps_all, mixed_splits, tuner_of
 from frostline.jobs.measuring import Measuring
 from frostline.jobs.router import PlanFollower, Router
@@ -32,7 +33,7 @@ from frostline.loaders.epoch_loader import ArrayLoader
 from frostline.loaders.fetch import EngineChoice, Fetcher
 from frostline.loaders.sample_map import PicklableFunction, RestOfTransform, declared_targets, with_targets
 from frostline.planning import Plan, Situation
-from frostline.planning.replanning import Diagnosis, diagnose
+from frostline.planning.replanning import NODE, PROCESSORS, Diagnosis, diagnose
 from frostline.preprocess import Preprocess
 from frostline.preprocess.transforms import Declared, name_of
 from frostline.transport import CountsNodes, TrainsBeside
@@ -63,7 +64,7 @@ class JobParts:
         fallback: the reason why the network was not cut as it stands; None where it was.
         watch: function that makes a watch for changes of the network, given the head; None where there is no model.
         behind: frozen layers behind the frost line, in words; empty where there are none.
-        here: function that gives the name of the engine that runs all frozen layers at the trainer, for its share.
+        here: function that gives the engine that runs all frozen layers at the trainer, for its share.
     """
 
     fetcher: Fetcher
@@ -76,7 +77,19 @@ class JobParts:
     fallback: str | None
     watch: "Callable[[nn.Module], FrozenWatch] | None" = None
     behind: str = ""
-    here: Callable[[], str] = lambda: REFERENCE
+    here: Callable[[], EngineChoice] = EngineChoice
+
+    def untried(self, *, has_engines: bool) -> tuple[str, ...]:
+        """What runs all frozen layers of some samples in eager PyTorch, where no other engine was tried.
+
+        Args:
+            has_engines: True if the job's accuracy allows other engines, as far as that is known.
+        """
+        cuts = {route.cut for route, share in self.router.shares.items() if share}
+        runs = {NODE: any(cut > 1 for cut in cuts), PROCESSORS: self.head is not None and 0 in cuts}
+        known = {NODE: self.fetcher.engine.choice, PROCESSORS: self.here()}
+        untried = {name for name, choice in known.items() if choice.engine == REFERENCE and not choice.trials}
+        return tuple(name for name in runs if has_engines and runs[name] and name in untried)
 
 
 class Job(JobTable, Hinting, Closing):
@@ -144,6 +157,7 @@ class Job(JobTable, Hinting, Closing):
             self._cache_policy.rejected_rows,
             follower,
             has_own_process=self._near is not None,
+            untried=partial(parts.untried, has_engines=has_engines(data, fetcher.preprocess, fetcher.engine.accuracy)),
         )
         activity.judge_by(self._usage)
         measuring = parts.measuring
@@ -216,7 +230,7 @@ class Job(JobTable, Hinting, Closing):
             near=self._near,
             has_head=has_head,
             engine=engine,
-            here=self._parts.here(),
+            here=self._parts.here().engine,
             behind=behind,
         )
         if self._transform is not None:

@@ -11,7 +11,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from frostline.cache import Scope
-from frostline.core import EXACT, FLOAT32, REFERENCE, Route, read_as
+from frostline.core import EXACT, FLOAT32, Route, read_as
 from frostline.core.config import LoaderSettings, NodeSettings, cache_folder, check_type
 from frostline.core.errors import EngineNotReady, SettingError
 from frostline.core.events import NodeExcluded, Observer, PhaseStarted, SetupWarning
@@ -33,7 +33,7 @@ from frostline.jobs.router import Clocks, Router
 from frostline.jobs.statistics import SkipLog, StatisticsCollector, warn_user
 from frostline.jobs.workers import WorkerSetup
 from frostline.loaders.arguments import shows_options
-from frostline.loaders.fetch import Fetcher, RetryPolicy, Shipment
+from frostline.loaders.fetch import EngineChoice, Fetcher, RetryPolicy, Shipment
 from frostline.loaders.forked_workers import serve_forked
 from frostline.loaders.local_stage import LocalStage
 from frostline.models.cuts import input_cuts
@@ -387,8 +387,9 @@ def _parts(
     )
 
 
-def _engine_here(begun: Beginning) -> str:
-    return REFERENCE if begun.trainer is None else begun.trainer.name
+def _engine_here(begun: Beginning) -> EngineChoice:
+    here = begun.trainer
+    return EngineChoice() if here is None else EngineChoice(engine=here.name, trials=here.choice.trials)
 
 
 def _fallback(network: "PartitionedModel | None", begun: Beginning) -> str | None:
@@ -520,8 +521,9 @@ def _fetcher(
 ) -> Fetcher:
     trainer, check = begun.trainer, None
     if context.shipment is not None:
-        here = partial(_engine_here, begun)
-        check = finite_check(context.cuts, begun.engine, collector, context.settings, here=here)
+        check = finite_check(
+            context.cuts, begun.engine, collector, context.settings, here=lambda: _engine_here(begun).engine
+        )
     return Fetcher(
         transport=context.transport,
         url=context.data.url,

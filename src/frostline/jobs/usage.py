@@ -81,6 +81,7 @@ class UsageMeter:
         rejected: function that gives the number of samples that the cache had no space for.
         follower: follower that keeps the job's requests to its share of a control plane; None where there is none.
         has_own_process: the node works in a process of its own, and not in this one.
+        untried: function that gives what runs frozen layers by no engine that was tried; see ``Usage``.
     """
 
     def __init__(
@@ -91,12 +92,14 @@ class UsageMeter:
         follower: "ControlFollower | None",
         *,
         has_own_process: bool,
+        untried: Callable[[], tuple[str, ...]],
     ) -> None:
         self._transport = transport
         self._collector = collector
         self._rejected = rejected
         self._follower = follower
         self._has_own_process = has_own_process
+        self._untried = untried
         self._lock = threading.Lock()
         self._born_s = math.inf  # when the first pass began
         self._pass = 0  # grows as passes begin and end
@@ -161,6 +164,7 @@ class UsageMeter:
             same_host=now is not None and now.is_here,
             loop_cores_s=done.loop_s * done.at_s / done.cores_s / fetched if done.cores_s else 0.0,
             others=max(0.0, done.cores_busy_s - own_s) / done.cores_s if done.cores_s else 0.0,
+            untried=self._untried(),
         )
 
     def _begin(self, number: int) -> None:

@@ -82,6 +82,11 @@ _LITTLE = 0.1
 _BUSY = 0.8
 # Requests wait for their turn for more than so much of the time.
 _MOSTLY = 0.5
+# What runs frozen layers, and how it is said of each that it runs eager PyTorch without need.
+_COMPUTING: Mapping[str, str] = {
+    NODE: "the node runs eager PyTorch, and no faster engine was tried there",
+    PROCESSORS: "frozen layers run here in eager PyTorch, and no faster engine was tried",
+}
 # One refusal in so many requests is a loop that tries how far it may go; more of them are what it waits for.
 _OFTEN = 0.05
 _MIN_S = 1.0
@@ -111,6 +116,8 @@ class Usage:
         same_host: True if the node works on this machine's processors too.
         loop_cores_s: seconds of the cost of ``PROCESSORS`` that are the loop's own thread's.
         others: share of this machine's processors that other programs had, not the node on this machine.
+        untried: those of ``NODE`` and ``PROCESSORS`` that run frozen layers in eager PyTorch, where nobody has tried
+            another engine and the accuracy allows some.
     """
 
     seconds: float
@@ -128,6 +135,7 @@ class Usage:
     same_host: bool = False
     loop_cores_s: float = 0.0
     others: float = 0.0
+    untried: tuple[str, ...] = ()
 
     @property
     def waiting(self) -> float:
@@ -153,6 +161,8 @@ class Diagnosis(ShownInNotebooks):
         gain: factor by which samples a second would rise without it, 100 for that and more; 1 where
             nothing is to be gained.
         shares: share of the time in which each part that was measured was busy.
+        idle: share of the time in which the other side, which could compute frozen layers, had nothing to do.
+        untried: what of it runs frozen layers in eager PyTorch although no other engine was tried there.
     """
 
     held_back_by: str
@@ -160,6 +170,8 @@ class Diagnosis(ShownInNotebooks):
     mend: str | None = None
     gain: float = 1.0
     shares: Mapping[str, float] = field(default_factory=dict)
+    idle: Mapping[str, float] = field(default_factory=dict)
+    untried: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"Diagnosis(held back by {self.held_back_by}, {in_times(self.gain)} without it)"
@@ -170,13 +182,15 @@ class Diagnosis(ShownInNotebooks):
             yield "what helps", self.mend
         for part, share in self.shares.items():
             yield f"{part} busy", in_percent(share)
+        for part in self.untried:
+            yield f"{part}, engine", _COMPUTING.get(part, part)
 
     def __str__(self) -> str:
         return self.says if self.mend is None else f"{self.says}. What to do: {self.mend}"
 
     def to_json(self) -> dict[str, Any]:
         """A dictionary of plain values."""
-        return {**asdict(self), "shares": dict(self.shares)}
+        return {**asdict(self), "shares": dict(self.shares), "idle": dict(self.idle)}
 
 
 def diagnose(usage: Usage | None) -> Diagnosis:
@@ -190,9 +204,31 @@ def diagnose(usage: Usage | None) -> Diagnosis:
     part = _held_back_by(usage)
     gain = _gain(part, usage)
     shares = {TRAINER: 1.0 - usage.waiting, **usage.busy}
+    idle, untried = _idle(part, usage), _untried(part, usage)
+    also = [f"; {name} had nothing to do {in_percent(share)} of the time" for name, share in idle.items()]
+    also += [f"; {_COMPUTING[name]}" for name in untried]
     return Diagnosis(
-        held_back_by=part, says=_sentence(part, usage, shares, gain), mend=_MENDS[part], gain=gain, shares=shares
+        held_back_by=part,
+        says="".join([_sentence(part, usage, shares, gain), *also]),
+        mend=_MENDS[part],
+        gain=gain,
+        shares=shares,
+        idle=idle,
+        untried=untried,
     )
+
+
+def _idle(part: str, usage: Usage) -> dict[str, float]:
+    """How long what computes had nothing to do, where it could have had a part of what holds the job back."""
+    other = {LINK: NODE, PROCESSORS: NODE, NODE: PROCESSORS}.get(part, "")
+    idle = 1.0 - usage.busy.get(other, 1.0)
+    return {other: idle} if idle > _LITTLE and not usage.same_host else {}
+
+
+def _untried(part: str, usage: Usage) -> tuple[str, ...]:
+    """What computes and holds the job back by an engine that need not be the fastest."""
+    is_beside = part == PROCESSORS and usage.same_host
+    return tuple(name for name in usage.untried if name == part or (is_beside and name == NODE))
 
 
 def _held_back_by(usage: Usage) -> str:
