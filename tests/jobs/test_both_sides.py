@@ -236,6 +236,35 @@ def test_a_first_job_runs_its_first_rows_at_once_and_tries_engines_after_them(fo
     assert done[: done.index("tried")] == [8, 8], "as many rows as a run of the device has, and no more"
 
 
+@pytest.mark.parametrize(
+    ("row_s", "samples", "rows"),
+    [
+        (0.02, 1041, 32),  # a first batch takes less time than a trial
+        (0.15, 500, 0),
+        (0.15, 20, 32),  # no trial pays
+        (None, 1041, 32),
+    ],
+)
+def test_a_slow_network_is_tried_before_its_first_rows_if_that_pays(row_s, samples, rows):
+    assert beginning.rows_before_trial(32, row_s, samples) == rows
+
+
+def test_a_slow_networks_first_batch_is_computed_by_the_engine_that_was_found(folder, expected, monkeypatch):
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(beginning, "rows_before_trial", lambda *_: 0)
+    done, run, choose = [], TorchLocalPrefix.run, both_sides.Trials.choose
+    monkeypatch.setattr(
+        TorchLocalPrefix, "run", lambda prefix, arrays, size: done.append(len(arrays[0])) or run(prefix, arrays, size)
+    )
+    monkeypatch.setattr(
+        both_sides.Trials, "choose", lambda *said, **more: done.append("tried") or choose(*said, **more)
+    )
+    with node_elsewhere(folder) as url, job_near(url, folder, settings={"device_batch": 16}) as job:
+        np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+        assert job.fallback is None
+    assert done[0] == "tried"
+
+
 def test_a_job_too_short_for_a_trial_computes_nothing_to_know_that(folder, expected, monkeypatch):
     monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
     monkeypatch.setattr(both_sides, "_FIRST_S", 60.0)

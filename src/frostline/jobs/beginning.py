@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.jobs.both_sides import TrainerEngine
     from frostline.jobs.partition import PartitionedModel
 
-__all__ = ("Beginning", "begin", "pays_for_trial", "pays_for_upload")
+__all__ = ("Beginning", "begin", "pays_for_trial", "pays_for_upload", "rows_before_trial")
 
 _MEASURING = "measuring the cuts"
 # A trial in the node's own process takes two to five seconds on one core, three times as long beside a job's work; a
@@ -39,6 +39,8 @@ _SOON_S = 10.0
 # A node that tries for longer than this, as a busy or slow one does, computes its share in eager torch meanwhile.
 _LONG_TRIAL_S = 15.0
 _MIN_TO_TRY = 200
+# Where a first batch takes eager torch longer, a loop has it sooner by an engine that is tried before any of its rows.
+_SLOW_BATCH_S = 3.0
 _TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
 
 
@@ -209,7 +211,7 @@ def _at_once(
 
     # A node where an earlier job found an engine has the weights, and says so in one round trip.
     measuring.begin(wait_s=0 if found is None else _SOON_S)
-    rows = context.settings.device_batch if found is None else 0
+    rows = rows_before_trial(context.settings.device_batch, network.row_s, samples) if found is None else 0
     trainer = TrainerEngine(context, ready, eager_rows=rows) if tries_here else None
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
 
@@ -237,6 +239,19 @@ def pays_for_upload(
     if pays != both_sides.has_choice:
         both_sides.close(line, is_expected=pays)
     return pays
+
+
+def rows_before_trial(device_batch: int, row_s: float | None, samples: int) -> int:
+    """Rows that the trainer runs in eager torch before it tries engines.
+
+    Args:
+        device_batch: rows of the loop's first batches, for which it waits.
+        row_s: seconds that a row takes there; None where nobody knows.
+        samples: samples of the job, of which the node computes half.
+    """
+    if row_s is None or device_batch * row_s <= _SLOW_BATCH_S:
+        return device_batch
+    return 0 if is_worth_trying(samples_left=samples // 2, samples_per_s=1 / row_s) else device_batch
 
 
 def pays_for_trial(left: Left, trial_s: float | None) -> bool:

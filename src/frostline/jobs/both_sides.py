@@ -212,7 +212,7 @@ class TrainerEngine:
         tell: function that is called once it is known what runs, on the thread that tries engines, with why none could
             be tried, or None.
         eager_rows: number of rows that eager torch runs before any engine is tried, since a loop waits for the first
-            ones; 0 where an engine is known from an earlier job.
+            ones; 0 where an engine is known from an earlier job, or these rows take longer than a trial.
     """
 
     def __init__(self, context: JobContext, tell: Callable[[str | None], None], *, eager_rows: int = 0) -> None:
