@@ -116,8 +116,8 @@ class Usage:
         same_host: True if the node works on this machine's processors too.
         loop_cores_s: seconds of the cost of ``PROCESSORS`` that are the loop's own thread's.
         others: share of this machine's processors that other programs had, not the node on this machine.
-        untried: those of ``NODE`` and ``PROCESSORS`` that run frozen layers in eager PyTorch, where nobody has tried
-            another engine and the accuracy allows some.
+        untried: ``NODE``, ``PROCESSORS`` or both, if they run frozen layers in eager PyTorch, nobody has tried another
+            engine there, and the accuracy allows some.
     """
 
     seconds: float
@@ -162,7 +162,7 @@ class Diagnosis(ShownInNotebooks):
             nothing is to be gained.
         shares: share of the time in which each part that was measured was busy.
         idle: share of the time in which the other side, which could compute frozen layers, had nothing to do.
-        untried: what of it runs frozen layers in eager PyTorch although no other engine was tried there.
+        untried: the part that holds the job back, if it runs frozen layers in eager PyTorch and no engine was tried.
     """
 
     held_back_by: str
