@@ -726,7 +726,7 @@ def thin_link(mib_per_s):
 
 @pytest.mark.parametrize(
     ("needed_s", "found_here", "pays", "has_choice"),
-    [(150, [], False, False), (15, [], None, True), (15, [None], True, True), (150, [None], False, False)],
+    [(150, [], False, False), (15, [], None, True), (15, [0.0], True, True), (150, [0.0], False, False)],
 )
 def test_weights_that_come_too_late_beside_any_engine_are_waited_for_by_nobody(needed_s, found_here, pays, has_choice):
     now = [0.0]
@@ -744,6 +744,15 @@ def test_weights_that_come_too_late_beside_any_engine_are_waited_for_by_nobody(n
     now[0] += 0.8
     sides.finish_rows(following.route, following.rows)  # ten rows a second
     assert (judged(), sides.has_choice) == (pays, has_choice)
+
+
+@pytest.mark.parametrize(("needed_s", "pays"), [(15, True), (150, False)])
+def test_the_trial_of_the_trainers_engine_says_how_fast_it_is_before_it_has_run_a_row(needed_s, pays):
+    request_source = ShortestWait(
+        {Route(5): 1, Route(0): 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=lambda: 0.0
+    )
+    left = Left(samples=500, samples_per_s=None)
+    assert pays_for_upload(BothSides(request_source), Route(5), [10.0], lambda: left, needed_s) is pays
 
 
 def test_weights_are_sent_when_the_job_has_something_of_them():

@@ -164,8 +164,7 @@ def _at_once(
         first_bytes = 0  # the loop begins when the node is ready
         engine.choice = found.choice
 
-    # Why no engine was tried here, once that is known; before, the trainer's speed says little.
-    found_here: list[str | None] = [] if tries_here else [None]
+    found_here = [] if tries_here else [0.0]
 
     def tell(event: Event) -> None:
         """A warning belongs to the loop's thread, where Python's filters and the user's own observer expect it."""
@@ -203,9 +202,9 @@ def _at_once(
     stages = [Stage(is_worth=is_worth_trying, measure=measure), *filter(None, (later,))]
     measuring = Measuring(samples=samples, stages=stages)
 
-    def ready(why_not: str | None) -> None:
+    def ready(samples_per_s: float, why_not: str | None) -> None:
         both_sides.begin_again(Route(0))
-        found_here.append(why_not)
+        found_here.append(samples_per_s)
         if why_not is not None:
             tell(SetupWarning(reason=f"the trainer's share runs in eager PyTorch, and no engine was tried: {why_not}"))
 
@@ -217,7 +216,7 @@ def _at_once(
 
 
 def pays_for_upload(
-    both_sides: BothSides, line: Route, found_here: Sequence[str | None], left: Callable[[], Left], needed_s: float
+    both_sides: BothSides, line: Route, found_here: Sequence[float], left: Callable[[], Left], needed_s: float
 ) -> bool | None:
     """Whether weights are sent; None where that depends on an engine that the trainer has not found yet.
 
@@ -226,11 +225,11 @@ def pays_for_upload(
     Args:
         both_sides: router of the job, which is told whether to expect that the way to the node opens.
         line: the way of samples whose frozen layers the node runs.
-        found_here: the result of the trainer's trials; empty until they have ended.
+        found_here: samples a second of the trainer's engine by its trial, 0 if nobody knows; empty until it was tried.
         left: function that gives the rest of the job.
         needed_s: seconds that the weights take on the link.
     """
-    here = both_sides.observed_speed(Route(0))
+    here = both_sides.observed_speed(Route(0)) or sum(found_here)
     if not here:
         return None
     pays = is_worth_sending(needed_s=needed_s, samples_left=left().samples, samples_per_s=here)

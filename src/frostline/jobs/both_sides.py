@@ -209,13 +209,13 @@ class TrainerEngine:
 
     Args:
         context: context of the job, for which ``can_be_tried`` holds.
-        tell: function that is called once it is known what runs, on the thread that tries engines, with why none could
-            be tried, or None.
+        tell: function that is called once it is known what runs, on the thread that tries engines, with its samples a
+            second in the trial, 0 if nobody knows, and why no engine could be tried, or None.
         eager_rows: number of rows that eager torch runs before any engine is tried, since a loop waits for the first
             ones; 0 where an engine is known from an earlier job, or these rows take longer than a trial.
     """
 
-    def __init__(self, context: JobContext, tell: Callable[[str | None], None], *, eager_rows: int = 0) -> None:
+    def __init__(self, context: JobContext, tell: Callable[[float, str | None], None], *, eager_rows: int = 0) -> None:
         assert context.prefix is not None, "there is something to run"
         self._context = context
         self._prefix = context.prefix
@@ -298,7 +298,8 @@ class TrainerEngine:
             self._engine = self._found()
         except FrostlineError as error:
             why_not = str(error)
-        self._tell(why_not)
+        mine = [trial.samples_per_s or 0.0 for trial in self.choice.trials if trial.engine == self.choice.engine]
+        self._tell(max(mine, default=0.0), why_not)
 
     def _found(self) -> Engine | None:
         context, digest = self._context, self._context.shipment.digest if self._context.shipment else ""
