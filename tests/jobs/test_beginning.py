@@ -747,7 +747,7 @@ def test_weights_that_come_too_late_beside_any_engine_are_waited_for_by_nobody(n
 
 
 @pytest.mark.parametrize(("needed_s", "pays"), [(15, True), (150, False)])
-def test_the_trial_of_the_trainers_engine_says_how_fast_it_is_before_it_has_run_a_row(needed_s, pays):
+def test_a_trial_says_how_fast_the_trainers_engine_is_before_it_ran_a_row(needed_s, pays):
     request_source = ShortestWait(
         {Route(5): 1, Route(0): 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=lambda: 0.0
     )

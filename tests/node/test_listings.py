@@ -62,6 +62,7 @@ def test_a_listing_has_keys_of_the_node_only_where_a_store_may_ask_for_them(monk
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden")
     with closing(Listings(NodeSettings(), Stores((photos.as_uri(), *more)))) as listings:
         listings.warm()
+        until(listers)  # a process has its command when it has begun
         [lister] = listers()
         environment = Path(f"/proc/{lister}/environ")
         until(environment.read_bytes)

@@ -79,7 +79,7 @@ class JobParts:
     behind: str = ""
     here: Callable[[], EngineChoice] = EngineChoice
 
-    def untried(self, *, has_engines: bool) -> tuple[str, ...]:
+    def untried_parts(self, *, has_engines: bool) -> tuple[str, ...]:
         """What runs all frozen layers of some samples in eager PyTorch, where no other engine was tried.
 
         Args:
@@ -157,7 +157,9 @@ class Job(JobTable, Hinting, Closing):
             self._cache_policy.rejected_rows,
             follower,
             has_own_process=self._near is not None,
-            untried=partial(parts.untried, has_engines=has_engines(data, fetcher.preprocess, fetcher.engine.accuracy)),
+            untried=partial(
+                parts.untried_parts, has_engines=has_engines(data, fetcher.preprocess, fetcher.engine.accuracy)
+            ),
         )
         activity.judge_by(self._usage)
         measuring = parts.measuring
