@@ -18,11 +18,11 @@ from frostline.core import Route
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import SettingError
 from frostline.core.events import Replanned
-from frostline.engines.torch import TorchEngine
+from frostline.jobs import usage
 from frostline.models import freeze
 from frostline.node import Node
 from frostline.node.process import start_node
-from frostline.planning.replanning import CACHE, NODE, NOTHING_YET, QUOTA, TRAINER
+from frostline.planning.replanning import CACHE, NODE, NOTHING_YET, QUOTA, TRAINER, Usage
 from support import plain
 from support.control_planes import control_plane
 from support.images import image_folder, tiny_preprocess
@@ -267,13 +267,10 @@ def test_a_cache_without_room_is_named_from_the_samples_that_came_again(folder_o
 def test_an_engine_that_nobody_tried_is_named_where_it_holds_a_job_back(
     folder_of_diagnosis, monkeypatch, accuracy, untried
 ):
-    compute = TorchEngine.run_divided
-
-    def slowly(self, inputs, cut, between):
-        time.sleep(0.3)
-        return compute(self, inputs, cut, between)
-
-    monkeypatch.setattr(TorchEngine, "run_divided", slowly)
+    monkeypatch.setattr(usage, "_SETTLED_S", 0.0)
+    monkeypatch.setattr(
+        usage, "Usage", lambda **seen: Usage(**{**seen, "seconds": 10.0, "stall_s": 9.0, "busy": {NODE: 1.0}})
+    )
     with offloaded(folder_of_diagnosis, accuracy=accuracy) as job:
         take(job, epochs=3, until=lambda found: found.held_back_by == NODE)
         found, explained = job.diagnosis(), job.explain()

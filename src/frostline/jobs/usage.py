@@ -81,7 +81,7 @@ class UsageMeter:
         rejected: function that gives the number of samples that the cache had no space for.
         follower: follower that keeps the job's requests to its share of a control plane; None where there is none.
         has_own_process: the node works in a process of its own, and not in this one.
-        untried: function that gives what runs frozen layers by no engine that was tried; see ``Usage``.
+        untried: function that gives the parts whose engines nobody tried; see ``Usage``.
     """
 
     def __init__(
