@@ -116,8 +116,8 @@ class Usage:
         same_host: True if the node works on this machine's processors too.
         loop_cores_s: seconds of the cost of ``PROCESSORS`` that are the loop's own thread's.
         others: share of this machine's processors that other programs had, not the node on this machine.
-        untried: names of the parts, of ``NODE`` and ``PROCESSORS``, that run frozen layers in eager PyTorch although the
-            accuracy allows other engines, of which nobody has tried one.
+        untried: names of the parts, of ``NODE`` and ``PROCESSORS``, that run frozen layers in eager PyTorch although
+            the accuracy allows other engines, of which nobody has tried one.
     """
 
     seconds: float
