@@ -87,7 +87,7 @@ def run(profiled, true, shares, looks):
         rates = learn(profiled, rates, seen)
         silent_s = 0.0 if seen.transfer_bytes > 128 << 10 else silent_s + seen.seconds
         change = None
-        if rates.is_settled and is_news(judged, rates):
+        if rates.is_reliable(profiled) and is_news(judged, rates):
             judged, change = rates, find_better(as_measured(profiled, rates), shares)
         if change is not None:
             rates, shares = replace(rates, tally=Observed()), shares_of(change.plan)
@@ -115,6 +115,30 @@ def test_a_share_of_a_control_plane_is_planned_with_as_a_link_that_gives_as_much
     assert shares_of(change.plan) == pytest.approx(shares_of(make_plan(vary(profiled, bandwidth=0.6 * MB))))
     assert is_news(learn(profiled, rates, replace(seen, allowed_bytes_per_s=0.3 * MB)), rates)
     assert is_news(learn(profiled, rates, replace(seen, allowed_bytes_per_s=math.inf)), rates)
+
+
+def test_a_share_that_binds_is_planned_with_however_much_the_link_beneath_it_varies():
+    """As on a busy machine, where a fast link's rate is another one at every look."""
+    profiled = situation()
+    shares = shares_of(make_plan(profiled))
+    rates = Rates()
+    for times in (1.0, 3.0, 0.5, 8.0):
+        seen = look(vary(profiled, bandwidth=times * profiled.link.bytes_per_s), shares)
+        before, rates = rates, learn(profiled, rates, replace(seen, allowed_bytes_per_s=0.6 * MB))
+        assert not rates.is_settled
+        assert rates.is_reliable(profiled)
+        assert is_news(before, rates) == (times == 1.0)  # once, and not at every look
+    assert not learn(profiled, rates, look(vary(profiled, bandwidth=0.1 * MB), shares)).is_reliable(profiled)
+
+
+def test_a_share_that_holds_requests_says_nothing_about_the_store():
+    profiled = situation(store_slowness=1.0)
+    true = vary(profiled, store_speed=0.25)
+    seen = look(true, {Route(3): 1.0})
+    rate = seen.transfer_bytes / seen.seconds
+    for allowed, speed in ((1.01 * rate, 1.0), (2.0 * rate, pytest.approx(0.25))):
+        rates = learned(profiled, true, {Route(3): 1.0}, looks=4, allowed_bytes_per_s=allowed)
+        assert rates.store_speed == speed
 
 
 def test_a_share_that_is_more_than_the_link_gives_changes_no_plan():

@@ -366,7 +366,7 @@ class Router:
         self._rates = learn(self._profiled, self._rates, seen)
         self._situation = as_measured(self._profiled, self._rates)
         change = None
-        if self._rates.is_settled and is_news(self._judged, self._rates):
+        if self._rates.is_reliable(self._profiled) and is_news(self._judged, self._rates):
             self._judged = self._rates
             change = find_better(self._situation, self._shares)
         if change is None:

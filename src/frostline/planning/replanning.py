@@ -520,6 +520,15 @@ class Rates:
         """Whether the job may move less than the link gives, so that a faster one would be no help."""
         return self.allowed_bytes_per_s < self.link_bytes_per_s(profiled)
 
+    def is_reliable(self, profiled: Situation) -> bool:
+        """Whether what may cross is known: a share that binds is, however much the link beneath it varies."""
+        return self.is_settled or self.is_held(profiled)
+
+    @property
+    def crossing_bytes_per_s(self) -> float:
+        """Bytes a second that may cross, as far as they were seen; infinite before."""
+        return min(math.inf if self.bytes_per_s is None else self.bytes_per_s, self.allowed_bytes_per_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replan:
@@ -545,8 +554,8 @@ def learn(profiled: Situation, rates: Rates, seen: Observed) -> Rates:
     * What the trainer's process spends beyond the plan's own work is the loop and its head: it is the same
       whatever way a sample takes.
     * A share of a control plane is a thinner link: jobs that plan with their shares add up to what there is.
-    * The store's speed shows while the loop waits and neither link nor trainer are busy: then the store works all
-      the time, and what it did, at its profiled cost, over that time is its speed.
+    * The store's speed shows while the loop waits, neither link nor trainer are busy, and no share holds requests:
+      then the store works all the time, and what it did, at its profiled cost, over that time is its speed.
 
     Args:
         profiled: the situation as it was measured before the job ran.
@@ -568,12 +577,8 @@ def is_news(known: Rates | None, rates: Rates) -> bool:
     """Whether rates differ enough from those that a plan was last compared with; that takes a while."""
     if known is None or (known.head_s, known.store_speed) != (rates.head_s, rates.store_speed):
         return True
-    pairs = (known.bytes_per_s, rates.bytes_per_s), (known.allowed_bytes_per_s, rates.allowed_bytes_per_s)
-    return any(_differ(before, now) for before, now in pairs)
-
-
-def _differ(before: float | None, now: float | None) -> bool:
-    if before is None or now is None or math.isinf(before) or math.isinf(now):
+    before, now = known.crossing_bytes_per_s, rates.crossing_bytes_per_s
+    if math.isinf(before) or math.isinf(now):
         return before != now
     return not 1 / _NEWS < now / before < _NEWS
 
@@ -667,7 +672,8 @@ def _beside_s(profiled: Situation, work: Mapping[str, float], tally: Observed) -
 
 def _store_speed(rates: Rates, work: Mapping[str, float], tally: Observed) -> float:
     waits = tally.stalled_s >= _WAITING * tally.seconds
-    others_are_free = max(tally.transfer_s, tally.busy_s) <= _FREE * tally.seconds
+    held_s = tally.transfer_bytes / tally.allowed_bytes_per_s
+    others_are_free = max(tally.transfer_s, tally.busy_s, held_s) <= _FREE * tally.seconds
     if not (waits and others_are_free):
         return rates.store_speed
     speed = tally.count * max(work.get(STORE_CPU, 0.0), work.get(STORE_ACCELERATOR, 0.0)) / tally.seconds
