@@ -39,6 +39,7 @@ from frostline.core.events import (
     Replanned,
     RequestFinished,
 )
+from frostline.engines.torch import TorchEngine
 from frostline.jobs import beginning
 from frostline.jobs.beginning import pays_for_upload
 from frostline.jobs.measuring import (
@@ -190,6 +191,37 @@ def test_a_found_engine_is_used_from_then_on_and_by_the_next_job(folder, profile
     assert len(profiled) == asked
     with job_on(folder, accuracy="exact") as job:  # what another accuracy allowed is nothing to it
         assert job.engine == EngineChoice()
+
+
+def test_a_node_that_tries_an_engine_runs_the_reference_once_on_the_jobs_samples(folder, monkeypatch):
+    """Seconds and features are of one run, where a run is long enough to say how long it takes."""
+    ran, timed, values = [], TorchEngine.timed_run, TorchEngine.cut_values
+
+    monkeypatch.setattr(
+        TorchEngine, "timed_run", lambda self, inputs, **more: ran.append(inputs) or timed(self, inputs, **more)
+    )
+    monkeypatch.setattr(
+        TorchEngine,
+        "cut_values",
+        lambda self, cuts, inputs, *more: ran.append(inputs) or values(self, cuts, inputs, *more),
+    )
+    monkeypatch.setattr("frostline.node.trials.selection.Search._why_not", lambda *_: None)  # it is worth a trial
+    choices = []
+
+    def engine(self, context, *_):
+        ran.clear()  # the check of the network is behind it
+        choices.append(EngineChoice.of(context.transport.profile(_wanted(context))))
+        return Measurements(choice=choices[0])
+
+    monkeypatch.setattr(PartitionedModel, "engine", engine)
+    monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
+    with job_on(folder, accuracy="float32", settings={"cache_bytes": 0}) as job:
+        rows_of(job)
+        until(lambda: choices)
+    assert [len(inputs) for inputs in ran] == [8]
+    assert np.all(ran[0].std(axis=(1, 2, 3)) > 0), "pixels of photographs"
+    assert [trial.engine.startswith(OTHER) for trial in choices[0].trials] == [False, True]
+    assert 0 < choices[0].trials[1].error < 1e-3
 
 
 def _wanted(context):

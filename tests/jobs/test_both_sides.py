@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.errors import ModelError, OverBudget, Overloaded, Unavailable, UnsafeArtifact
 from frostline.core.events import SetupWarning
 from frostline.engines.catalog import absence
+from frostline.engines.choice import Choice
+from frostline.engines.torch import COMPILER, has_compiler
 from frostline.jobs import beginning, both_sides, measuring
 from frostline.jobs.measuring import Measurements
 from frostline.jobs.partition import PartitionedModel, TorchLocalPrefix
@@ -78,9 +81,9 @@ def network():
     return fl.freeze(Small().train(), "body", input_shape=(3, 32, 32))
 
 
-def job_near(url, folder, *, events=None, settings=None, **options):
+def job_near(url, folder, *, model=None, events=None, settings=None, **options):
     return fl.offload(
-        network(),
+        network() if model is None else model,
         fl.Dataset(folder),
         preprocess=tiny_preprocess(),
         near=url,
@@ -234,6 +237,132 @@ def test_a_first_job_runs_its_first_rows_at_once_and_tries_engines_after_them(fo
     with node_elsewhere(folder) as url, job_near(url, folder, settings={"device_batch": 16}) as job:
         np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
     assert done[: done.index("tried")] == [8, 8], "as many rows as a run of the device has, and no more"
+
+
+def test_the_features_of_samples_that_judge_engines_are_the_jobs(folder, expected, monkeypatch):
+    """The reference ran on them to be compared with, and nothing runs on them again, in any epoch."""
+
+    def refuses(*_):
+        raise OverBudget("this network takes 9 GB: start the node with more --memory")
+
+    found, ran, find = [], [], both_sides.Judges.find
+    monkeypatch.setattr(HttpTransport, "profile", refuses)
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr("frostline.node.trials.selection.Search._why_not", lambda *_: None)  # it is worth a trial
+
+    def noted(judges, pixels):
+        here = find(judges, pixels)
+        found.append(len(here))
+        ran.append(len(pixels) - len(here))
+        return here
+
+    monkeypatch.setattr(both_sides.Judges, "find", noted)
+    once = {"hedge_quantile": 1.0}
+    with node_elsewhere(folder) as url, job_near(url, folder, events=[], settings=once) as job:
+        for _ in range(2):
+            np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+        assert set(sides(job)) == {0}
+    assert sum(found) >= 8, "all of them in the second epoch, and those in the first that came after the trial"
+    assert sum(found) + sum(ran) <= 2 * ROWS
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 8, 21])
+def test_judges_stand_where_they_were_among_rows_that_are_not_known(rows):
+    generator = np.random.default_rng(rows)
+    judging = generator.normal(size=(8, 3, 16, 16)).astype(np.float32)
+
+    def run(pixels):
+        return pixels.sum(axis=(2, 3)), pixels[:, 0, 0, 0] * 2
+
+    judges = both_sides.Judges(judging, run(judging))
+    pixels = generator.normal(size=(rows, 3, 16, 16)).astype(np.float32)
+    places = dict(zip(range(0, rows, 3), [7, 0, 3, 3, 1, 2, 5], strict=False))
+    for row, place in places.items():
+        pixels[row] = judging[place]
+    almost = pixels[:1].copy()
+    almost[:, -1, -1, -1] += 1.0
+    assert judges.find(pixels) == places
+    assert judges.find(almost) == {}, "all of a sample is compared"
+    rest = np.delete(pixels, list(places), axis=0)
+    merged = judges.merge(places, run(rest) if len(rest) else (), rows)
+    for mine, theirs in zip(merged, run(pixels), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert mine.dtype == theirs.dtype
+
+
+@pytest.mark.skipif(not has_compiler(), reason=f"torch compiles with {COMPILER}, which is not installed")
+def test_an_accelerators_engines_that_are_compiled_are_tried_while_the_job_runs(folder, expected, monkeypatch):
+    """The processor stands for an accelerator: a loop that trains elsewhere does not wait for it."""
+    names = (REFERENCE, "torch-channels-last", "torch-compiled")
+    choices, choose = [], both_sides.Trials.choose
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(both_sides, "OFFERS", tuple(offer for offer in both_sides.OFFERS if offer.name in names))
+    monkeypatch.setattr(both_sides, "is_accelerator", lambda device: device == "cpu")
+    monkeypatch.setattr("frostline.node.trials.selection.Search._why_not", lambda *_: None)  # it is worth a trial
+    monkeypatch.setattr(
+        both_sides.Trials, "choose", lambda *said, **more: choices.append(choose(*said, **more)) or choices[-1]
+    )
+    with node_elsewhere(folder) as url, job_near(url, folder) as job:
+        while len(choices) < 2:
+            np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+        chosen = "trainer" if choices[1].engine == REFERENCE else f"trainer, by {choices[1].engine}"
+        until(lambda: any("frozen" in part and where == chosen for part, where in job.where))
+        np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+    first, second = ({trial.engine: trial for trial in choice.trials} for choice in choices)
+    assert "torch-compiled" not in first
+    assert second["torch-compiled"].samples_per_s > 0
+    assert first.keys() < second.keys()
+
+
+def test_a_job_that_ends_while_an_engine_is_compiled_ends_that_too(folder, monkeypatch):
+    begun, closed = threading.Event(), threading.Event()
+
+    def compiles(self, job, accuracy, **_):
+        if not begun.is_set():
+            begun.set()
+            return Choice(engine=REFERENCE, trials=())
+        assert closed.wait(60)
+        raise Unavailable("the node is stopping")
+
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(both_sides, "is_accelerator", lambda device: device == "cpu")
+    monkeypatch.setattr(both_sides.Trials, "choose", compiles)
+    monkeypatch.setattr(both_sides.Trials, "close", lambda _: begun.is_set() and closed.set())
+    events = []
+    with node_elsewhere(folder) as url, job_near(url, folder, events=events) as job:
+        rows_of(job)
+        until(begun.is_set)
+    assert closed.is_set()
+    assert not [event for event in events if isinstance(event, SetupWarning)], "it is no news that nobody waited for it"
+
+
+@pytest.mark.parametrize(("device", "can"), [("cpu", True), ("mps", False), ("xpu", False)])
+def test_engines_are_tried_where_the_trainers_device_has_one_that_is_ready_soon(device, can):
+    context = SimpleNamespace(
+        ahead=object(), prefix=SimpleNamespace(lengths=None), device=device, data=range(64), accuracy="float32",
+        preprocess=SimpleNamespace(dtype="float32"),
+    )  # fmt: skip
+    assert both_sides.can_be_tried(context) == can
+    assert not both_sides.can_be_tried(SimpleNamespace(**{**vars(context), "accuracy": "exact"}))
+    assert not both_sides.can_be_tried(SimpleNamespace(**{**vars(context), "data": range(3)}))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA here")
+@pytest.mark.parametrize(("accuracy", "engine", "within"), [("float32", "channels", 5e-3), ("bf16", "bf16", 5e-2)])
+def test_an_accelerators_engine_runs_the_trainers_share(folder, expected, monkeypatch, accuracy, engine, within):
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr("frostline.node.trials.selection.Search._why_not", lambda *_: None)  # it is worth a trial
+    choices, choose = [], both_sides.Trials.choose
+    monkeypatch.setattr(
+        both_sides.Trials, "choose", lambda *said, **more: choices.append(choose(*said, **more)) or choices[-1]
+    )
+    model = network().to("cuda")
+    with node_elsewhere(folder) as url, job_near(url, folder, model=model, accuracy=accuracy) as job:
+        while not choices:
+            scale = np.abs(expected).max()
+            np.testing.assert_allclose(rows_of(job), expected, rtol=within, atol=within * scale)
+    assert any(engine in trial.engine and trial.samples_per_s for trial in choices[0].trials)
 
 
 @pytest.mark.parametrize(

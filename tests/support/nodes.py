@@ -142,7 +142,7 @@ def busy_device(node, images, digest, begun, go):
             node.profile(wanted)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TorchEngine, "cut_seconds", waits)
+        patch.setattr(TorchEngine, "timed_run", waits)
         thread = threading.Thread(target=profile)
         thread.start()
         assert begun.wait(60)

@@ -46,6 +46,7 @@ __all__ = (
     "peaks",
     "storage_key",
     "tensors_in",
+    "timed_run",
     "version_of",
 )
 
@@ -661,14 +662,33 @@ def cut_seconds(
     Returns:
         ``float64[repeats, len(cuts)]``.
     """
+    return timed_run(graph, leaves, cuts, inputs, repeats=repeats, clock=clock, between=between)[0]
+
+
+def timed_run(
+    graph: Graph,
+    leaves: Sequence[torch.Tensor],
+    cuts: Sequence[Cut],
+    inputs: Arrays,
+    *,
+    repeats: int,
+    clock: Callable[[], float],
+    between: Between | None = None,
+) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.generic], ...]]:
+    """The seconds of ``cut_seconds``, and what its last run gave at the frost line, ``[n, ...]`` for each tensor."""
     device = _device_of(leaves)
     runner = Runner(graph, device=device)
     batch = input_tensors(inputs, device)
-    rows = [_run(runner, batch, leaves, clock, between)]
-    if repeats > 1 or rows[0][-1] <= LONG_RUN_S:
-        rows = [_run(runner, batch, leaves, clock, between) for _ in range(repeats)]
+    row, made = _run(runner, batch, leaves, clock, between)
+    rows = [row]
+    if repeats > 1 or row[-1] <= LONG_RUN_S:
+        rows = []
+        for _ in range(repeats):
+            row, made = _run(runner, batch, leaves, clock, between)
+            rows.append(row)
     stops = [cut.after + 1 for cut in cuts]
-    return np.array([[row[stop] for stop in stops] for row in rows]) / len(batch[0])
+    seconds = np.array([[row[stop] for stop in stops] for row in rows]) / len(batch[0])
+    return seconds, tuple(map(_copied, made))
 
 
 def cut_values(
@@ -725,8 +745,8 @@ def _run(
     leaves: Sequence[torch.Tensor],
     clock: Callable[[], float],
     between: Between | None,
-) -> list[float]:
-    """Seconds since the start, at the start and after each node."""
+) -> tuple[list[float], tuple[torch.Tensor, ...]]:
+    """Seconds since the start, at the start and after each node, and what the run gave."""
     marks: list[float] = []
     away_s = 0.0
 
@@ -744,5 +764,5 @@ def _run(
 
     with torch.inference_mode():
         start = clock()
-        runner.run(batch, leaves, observe=observe, between=None if between is None else rest)
-    return [0.0, *(mark - start for mark in marks)]
+        made = runner.run(batch, leaves, observe=observe, between=None if between is None else rest)
+    return [0.0, *(mark - start for mark in marks)], made

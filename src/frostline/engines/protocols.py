@@ -125,6 +125,14 @@ def evaluation_pixels(pixels: Pixels) -> Pixels:
     return pixels[1::3]
 
 
+def evaluation_inputs(pixels: Pixels, levels: Levels | None) -> npt.NDArray[np.float32]:
+    """The samples of ``evaluation_pixels`` as the network takes them; ``levels`` says what kept pixels mean."""
+    samples = evaluation_pixels(pixels)
+    if levels is not None:
+        samples = levels.apply(samples.astype(np.uint8, copy=False))
+    return samples.astype(np.float32, copy=False)
+
+
 def evaluation_name(pixels: Pixels, levels: Levels | None = None) -> str:
     """Names the samples on which errors are measured: an error says little of other samples.
 

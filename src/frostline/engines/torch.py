@@ -30,7 +30,7 @@ from frostline.engines.graph_runner import (
     resolve_symbolic,
 )
 from frostline.engines.machine import trace_slot, versions
-from frostline.engines.measure import CutMemory, cut_seconds, cut_values, dry_run, observed_memory
+from frostline.engines.measure import CutMemory, cut_values, dry_run, observed_memory, timed_run
 from frostline.engines.protocols import Arrays, Between, Footprint, offer_name
 from frostline.engines.recipe import Converted, EngineRecipe, converted_files
 
@@ -160,8 +160,14 @@ class TorchEngine:
         self, inputs: Arrays, *, repeats: int, clock: Callable[[], float], between: Between | None = None
     ) -> npt.NDArray[np.float64]:
         """Seconds a sample up to each cut; see ``engines.measure.cut_seconds``."""
+        return self.timed_run(inputs, repeats=repeats, clock=clock, between=between)[0]
+
+    def timed_run(
+        self, inputs: Arrays, *, repeats: int, clock: Callable[[], float], between: Between | None = None
+    ) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.generic], ...]]:
+        """Seconds a sample up to each cut, and the features; see ``engines.measure.timed_run``."""
         cuts = tuple(self._cuts.values())
-        return cut_seconds(self._graph, self._leaves, cuts, inputs, repeats=repeats, clock=clock, between=between)
+        return timed_run(self._graph, self._leaves, cuts, inputs, repeats=repeats, clock=clock, between=between)
 
     def cut_values(
         self, cuts: Sequence[Cut], inputs: Arrays, between: Between | None = None

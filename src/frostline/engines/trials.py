@@ -160,8 +160,8 @@ def try_briefly(
         keep: function that takes the engine once it was measured, by its name; None where it is not to be used.
     """
     trial = replace(_empty(name, cut), rows=subject.rows[0], threads=subject.threads[0])
-    pixels = subject.inputs(name)
-    before = resident_bytes() if can_measure() else 0
+    pixels, is_seen = subject.inputs(name), _is_memory_seen(subject.device)
+    before = resident_bytes() if is_seen else 0
     try:
         engine = subject.make_engine(name, cut, trial.threads, pixels)
         tick = time.perf_counter if alone else _clock(subject.device, trial.threads)
@@ -169,7 +169,7 @@ def try_briefly(
         trial = alone(brief) if alone else brief()
     except (EngineUnsupported, UnsafeArtifact) as error:
         return replace(trial, why_not=str(error))
-    grown = resident_bytes() - before if can_measure() else 0
+    grown = resident_bytes() - before if is_seen else 0
     said = engine.footprint(cut)
     if keep is not None:
         keep(name, engine)
@@ -282,7 +282,7 @@ def _weighed(subject: Subject, pixels: Pixels, trial: Trial) -> Trial:
     """
     gc.collect()
     give_back_freed()
-    is_seen = torch.device(subject.device).type == "cpu" and can_measure()
+    is_seen = _is_memory_seen(subject.device)
     before = resident_bytes() if is_seen else 0
     engine = subject.make_engine(trial.engine, trial.cut, trial.threads)
     if not is_seen:
@@ -312,6 +312,11 @@ def _weighed(subject: Subject, pixels: Pixels, trial: Trial) -> Trial:
         fixed_bytes=max(0, maximum - trial.rows * per_sample),
         bytes_per_sample=per_sample,
     )
+
+
+def _is_memory_seen(device: str) -> bool:
+    """Whether an engine's memory shows as growth of the process: an accelerator's is its own."""
+    return torch.device(device).type == "cpu" and can_measure()
 
 
 def _peak(engine: Engine, pixels: Pixels, cut: int, rows: int) -> int:

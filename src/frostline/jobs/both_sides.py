@@ -2,7 +2,8 @@
 
 The trainer runs the frozen layers of its share by the fastest engine that the job's accuracy allows. It is tried while
 the job is made, on a few of its samples, in a thread of this process: a node tries its own meanwhile, and the link and
-this processor would idle else. What was found is kept in the user's cache.
+this processor would idle else. What was found is kept in the user's cache. An accelerator's engines that are compiled
+for minutes are tried in a process of their own, while the job runs.
 """
 
 import math
@@ -10,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cached_property
 from typing import TypeVar
 
@@ -23,13 +24,15 @@ from frostline.core import REFERENCE, Route
 from frostline.core.config import cache_folder
 from frostline.core.errors import FrostlineError
 from frostline.core.system import usable_cores, usable_memory_bytes
-from frostline.engines.catalog import OFFERS
+from frostline.engines.catalog import OFFERS, absence
 from frostline.engines.choice import Choice, is_prompt
 from frostline.engines.graph_runner import leaf_values
 from frostline.engines.machine import (
     estimated_operations_per_s,
+    free_device_bytes,
     hardware_name,
     host_digest,
+    is_accelerator,
     keeps_freed_memory,
     operations_per_s,
 )
@@ -52,7 +55,7 @@ from frostline.preprocess.sounds import has_sound_packages
 from frostline.preprocess.tokens import has_tokenizers
 from frostline.wire.messages import Health
 
-__all__ = ("SharedRuns", "TrainerEngine", "both_sides_of", "can_be_tried")
+__all__ = ("Judges", "SharedRuns", "TrainerEngine", "both_sides_of", "can_be_tried")
 
 T = TypeVar("T")
 _Arrays = Sequence[npt.NDArray[np.generic]]
@@ -66,6 +69,10 @@ _TOGETHER_S = 0.005
 _FIRST_S = 1.0
 # Samples on which the reference's memory is seen: one alone may take other ways through a network than several.
 _SEEN_ROWS = 2
+# Numbers of a sample that are compared before all of it is.
+_COMPARED = 64
+# Beside a job that runs nobody waits for engines that are compiled.
+_SLOW_TRIAL_S = 600.0
 # Of a link: what features and encoded samples may take of it together, what is left to the latter in any case, and from
 # how many bytes on its rate is known.
 _LINK_SHARE, _MIN_SHARE, _TELLING_BYTES = 0.95, 0.05, 256 << 10
@@ -134,9 +141,15 @@ def can_be_tried(context: JobContext) -> bool:
         context.ahead is not None
         and context.prefix is not None
         and context.prefix.lengths is None
-        and context.device == "cpu"
+        and bool(_prompt_engines(context.device))
         and has_engines(context.data, context.preprocess, context.accuracy)
     )
+
+
+def _prompt_engines(device: str) -> list[str]:
+    """Engines that are ready in a moment on a device, where this machine has them."""
+    others = (offer.name for offer in OFFERS if offer.name != REFERENCE)
+    return [name for name in others if is_prompt(name) and absence(name, device) is None]
 
 
 class _Few:
@@ -204,6 +217,42 @@ class SharedRuns:
         return others
 
 
+class Judges:
+    """What the reference made of the samples that judge engines, which are the job's: nothing runs on them again.
+
+    Args:
+        pixels: the samples as the network takes them, ``[n, ...]``.
+        made: features of these samples, ``[n, ...]`` for each tensor.
+    """
+
+    def __init__(self, pixels: npt.NDArray[np.generic], made: _Arrays) -> None:
+        self._pixels, self._made = np.ascontiguousarray(pixels), made
+        self._places = {key: place for place, key in enumerate(_some_bytes(pixels))}
+
+    def find(self, pixels: npt.NDArray[np.generic]) -> dict[int, int]:
+        """Rows that are one of the samples, each with the sample's place."""
+        found = {row: self._places[key] for row, key in enumerate(_some_bytes(pixels)) if key in self._places}
+        return {row: place for row, place in found.items() if np.array_equal(pixels[row], self._pixels[place])}
+
+    def merge(self, known: dict[int, int], rest: _Arrays, rows: int) -> tuple[npt.NDArray[np.generic], ...]:
+        """Features of all rows, those that are not known given in their order."""
+        others = [row for row in range(rows) if row not in known]
+        columns = []
+        for column, made in zip(self._made, rest or self._made, strict=True):
+            merged = np.empty((rows, *column.shape[1:]), column.dtype)
+            merged[list(known)] = column[list(known.values())]
+            if others:
+                merged[others] = made
+            columns.append(merged)
+        return tuple(columns)
+
+
+def _some_bytes(pixels: npt.NDArray[np.generic]) -> list[bytes]:
+    """A few numbers of each row, by which it is looked up."""
+    rows = pixels.reshape(len(pixels), math.prod(pixels.shape[1:]))
+    return [row.tobytes() for row in rows[:, :: max(1, rows.shape[1] // _COMPARED)]]
+
+
 class TrainerEngine:
     """The whole frozen part, run at the trainer; a ``LocalPrefix`` from cut 1. Safe for threads.
 
@@ -227,6 +276,10 @@ class TrainerEngine:
         self._eager_rows, self._running, self._has_run = eager_rows, threading.Lock(), False
         self._row_s: list[float] = []  # of each run in eager torch until engines are tried
         self._may_try, self._is_late, self._is_closed = threading.Event(), False, False
+        self._is_known = threading.Event()
+        self._judges: Judges | None = None
+        self._trying: Trials | None = None
+        self._left = total_samples(context) // 2  # the node has the others
         self._shared_runs = SharedRuns(self._run_few)
         if not eager_rows:
             self._may_try.set()
@@ -234,8 +287,11 @@ class TrainerEngine:
         self._thread.start()
 
     def close(self) -> None:
-        """Wait for a trial that is under way: an engine that is being made cannot be interrupted."""
-        self._is_closed = True
+        """Wait for a trial that is under way in this process: an engine that is being made cannot be interrupted."""
+        with self._running:
+            self._is_closed = True
+            if self._trying is not None:
+                self._trying.close()
         self._may_try.set()
         self._thread.join()
 
@@ -247,6 +303,7 @@ class TrainerEngine:
     def run(self, arrays: _Arrays, size: int) -> tuple[npt.NDArray[np.generic], ...]:
         """See ``loaders.local_stage.LocalPrefix``; waits until an engine was found, but for the first rows."""
         with self._running:
+            self._left -= len(arrays[0])
             if self._eager_rows > 0:
                 self._eager_rows -= len(arrays[0])
                 if self._eager_rows <= 0:
@@ -257,7 +314,15 @@ class TrainerEngine:
                 if self._is_late and len(self._row_s) > 1:
                     self._may_try.set()
                 return made
-        self._thread.join()
+        self._is_known.wait()
+        known = self._judges.find(arrays[0]) if self._judges is not None and len(arrays) == 1 else {}
+        if not known:
+            return self._run_unknown(arrays, size)
+        rest = np.delete(arrays[0], list(known), axis=0)
+        assert self._judges is not None, "it knows some"
+        return self._judges.merge(known, self._run_unknown([rest], size) if len(rest) else (), len(arrays[0]))
+
+    def _run_unknown(self, arrays: _Arrays, size: int) -> tuple[npt.NDArray[np.generic], ...]:
         if len(arrays) == 1 and len(arrays[0]) < ROWS:
             return self._shared_runs(arrays[0])
         if self._engine is None:
@@ -286,44 +351,65 @@ class TrainerEngine:
         return tuple(tensor[: len(pixels)] for tensor in self._engine.run(batch, self._cut))
 
     def _find(self) -> None:
-        why_not = None
+        why_not, reference = None, None
         if not self._may_try.wait(_FIRST_S) and len(self._row_s) < 2 and (self._row_s or self._running.locked()):
             self._is_late = True  # a slow processor: its second run says how long a row takes
             self._may_try.wait(_FIRST_S)
         with self._running:
             self._eager_rows = 0  # what comes now waits: beside other runs an engine would seem slow
-        if self._is_closed:
-            return
         try:
-            self._engine = self._found()
-        except FrostlineError as error:
-            why_not = str(error)
-        mine = [trial.samples_per_s or 0.0 for trial in self.choice.trials if trial.engine == self.choice.engine]
-        self._tell(max(mine, default=0.0), why_not)
+            if self._is_closed:
+                return
+            try:
+                reference = self._reference()
+                self._try_engines(reference, _prompt_engines(self._context.device), _TRIAL_S)
+            except FrostlineError as error:
+                why_not = str(error)
+            mine = [trial.samples_per_s or 0.0 for trial in self.choice.trials if trial.engine == self.choice.engine]
+            self._tell(max(mine, default=0.0), why_not)
+        finally:
+            self._is_known.set()
+        # On a processor they would take from the loop, for minutes, what they gain it.
+        if why_not is None and reference is not None and is_accelerator(self._context.device):
+            with suppress(FrostlineError):  # what was found stays
+                self._try_engines(reference, [offer.name for offer in OFFERS], _SLOW_TRIAL_S)
 
-    def _found(self) -> Engine | None:
-        context, digest = self._context, self._context.shipment.digest if self._context.shipment else ""
-        pixels = _pixels(context)
+    def _reference(self) -> "_Eager":
+        pixels = _pixels(self._context)
         seen_s = min(self._row_s) if len(self._row_s) > 1 else None  # the first of them made kernels ready
-        reference = _Eager(self._prefix, evaluation_pixels(pixels), has_run=self._has_run, seen_s=seen_s)
+        return _Eager(self._prefix, pixels, self._context.device, has_run=self._has_run, seen_s=seen_s)
+
+    def _try_engines(self, reference: "_Eager", engines: Sequence[str], longest_s: float) -> None:
+        """Have the fastest of these run from now on."""
+        context, digest = self._context, self._context.shipment.digest if self._context.shipment else ""
         tried: dict[str, Engine] = {}
-        with closing(_trials(context, tried.__setitem__)) as trials:
-            self.choice = choice = trials.choose(
-                TrialJob(digest=digest, prefix=self._prefix, pixels=pixels, reference=reference),
+        with closing(_trials(context, engines, longest_s, tried.__setitem__)) as trials:
+            with self._running:
+                if self._is_closed:
+                    return
+                self._trying = trials
+            choice = trials.choose(
+                TrialJob(digest=digest, prefix=self._prefix, pixels=reference.pixels, reference=reference),
                 context.accuracy,
-                max_s=_TRIAL_S if context.settings.trial_s is None else context.settings.trial_s,
-                samples=total_samples(context) // 2,  # the node has the others
+                max_s=context.settings.trial_s,
+                samples=max(0, self._left),
             )
-            if choice.engine == REFERENCE:
-                return None
-            if choice.engine in tried:
-                return tried[choice.engine]
-            trial = next(trial for trial in choice.trials if trial.engine == choice.engine)
-            return trials.make_engine(digest, self._prefix, trial, None, reference.footprint(self._cut), context.device)
+            if (made := reference.judge_features(self._cut)) is not None:
+                self._judges = Judges(reference.judging, made)
+            if choice.engine not in (REFERENCE, self.choice.engine):
+                trial = next(trial for trial in choice.trials if trial.engine == choice.engine)
+                checked = reference.footprint(self._cut)
+                self._engine = tried.get(choice.engine) or trials.make_engine(
+                    digest, self._prefix, trial, None, checked, context.device
+                )
+            self.choice = choice
 
 
-def _trials(context: JobContext, keep: Callable[[str, Engine], None]) -> Trials:
-    memory_bytes = usable_memory_bytes() // _PART
+def _trials(
+    context: JobContext, engines: Sequence[str], longest_s: float, keep: Callable[[str, Engine], None]
+) -> Trials:
+    free_bytes = free_device_bytes(context.device)
+    memory_bytes = (usable_memory_bytes() if free_bytes is None else free_bytes) // _PART
     policy = TrialPolicy(
         device=context.device,
         rows=(context.settings.device_batch,),
@@ -332,9 +418,8 @@ def _trials(context: JobContext, keep: Callable[[str, Engine], None]) -> Trials:
         max_bytes=memory_bytes,
         here=True,
     )
-    prompt = [offer.name for offer in OFFERS if offer.name != REFERENCE and is_prompt(offer.name)]
     memory = EngineMemory(weights_bytes=memory_bytes, run_bytes=memory_bytes)
-    return Trials(cache_folder() / "engines", policy, memory, longest_s=_TRIAL_S, engines=prompt, keep=keep)
+    return Trials(cache_folder() / "engines", policy, memory, longest_s=longest_s, engines=engines, keep=keep)
 
 
 def _pixels(context: JobContext) -> npt.NDArray[np.float32]:
@@ -350,23 +435,26 @@ class _Eager:
 
     Args:
         prefix: the frozen part.
-        judging: the samples on which engines are judged; what they give is kept, since it is timed too.
+        pixels: the samples for a trial; what those give on which engines are judged is kept, since it is timed too.
+        device: the place where it runs, in torch's words.
         has_run: True if these layers have run in this process before, so that their kernels are ready.
         seen_s: seconds that a row took up to the frost line in the job's own runs, so that a job which is too short for
             any trial computes nothing to know it; None where that was not seen.
     """
 
-    def __init__(self, prefix: Prefix, judging: Pixels, *, has_run: bool, seen_s: float | None) -> None:
-        self._prefix = prefix
-        self._judging, self._is_ready, self._seen_s = judging, has_run, seen_s
+    def __init__(self, prefix: Prefix, pixels: Pixels, device: str, *, has_run: bool, seen_s: float | None) -> None:
+        self._prefix, self._device = prefix, device
+        self.pixels, self.judging = pixels, evaluation_pixels(pixels)
+        self._is_ready, self._seen_s = has_run, seen_s
         self._known: dict[int, tuple[npt.NDArray[np.generic], ...]] = {}
 
     @cached_property
     def _engine(self) -> TorchEngine:
         prefix = self._prefix
-        few = torch.from_numpy(self._judging[:_SEEN_ROWS]).to(getattr(torch, prefix.cuts[0].dtypes[0]))
-        memory = observed_memory(prefix.graph, leaf_values(prefix.graph, prefix.tensors), prefix.cuts, [few])
-        return TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, memory=memory)
+        few = torch.from_numpy(self.judging[:_SEEN_ROWS]).to(self._device, getattr(torch, prefix.cuts[0].dtypes[0]))
+        leaves = [leaf.to(self._device) for leaf in leaf_values(prefix.graph, prefix.tensors)]
+        memory = observed_memory(prefix.graph, leaves, prefix.cuts, [few])
+        return TorchEngine(prefix.graph, prefix.cuts, prefix.tensors, device=self._device, memory=memory)
 
     def seconds(self, cut: int) -> float:
         """See ``Reference``."""
@@ -375,7 +463,11 @@ class _Eager:
         took_s = self._timed(cut)
         # The first run makes kernels ready, which is a small part of a long one.
         is_told = self._is_ready or took_s > LONG_RUN_S
-        return (took_s if is_told else self._timed(cut)) / len(self._judging)
+        return (took_s if is_told else self._timed(cut)) / len(self.judging)
+
+    def judge_features(self, cut: int) -> tuple[npt.NDArray[np.generic], ...] | None:
+        """The features of the samples that judge; None where they have not run."""
+        return self._known.get(cut)
 
     def footprint(self, cut: int) -> Footprint:
         """See ``Reference``."""
@@ -387,11 +479,13 @@ class _Eager:
 
     def features(self, samples: npt.NDArray[np.float32], cut: int) -> tuple[npt.NDArray[np.generic], ...]:
         """See ``Reference``."""
-        if cut in self._known and np.array_equal(samples, self._judging):
-            return self._known[cut]
-        return features(self._engine, samples, cut)
+        if not np.array_equal(samples, self.judging):
+            return features(self._engine, samples, cut)
+        if cut not in self._known:
+            self._timed(cut)
+        return self._known[cut]
 
     def _timed(self, cut: int) -> float:
         started = time.perf_counter()
-        self._known[cut] = features(self._engine, self._judging, cut)
+        self._known[cut] = features(self._engine, self.judging, cut)
         return time.perf_counter() - started

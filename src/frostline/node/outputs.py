@@ -122,14 +122,16 @@ class PrefixRun:
             return self._devices.run(batch, works, self._scope)
         return self._scope.follow(batch.future, partial(only.enqueue, batch)).result()
 
-    def seconds(self, slab: Slab, *, repeats: int) -> npt.NDArray[np.float64]:
-        """Measure the seconds per sample up to each cut on the first device; see ``TorchEngine.cut_seconds``.
+    def timed_run(
+        self, slab: Slab, *, repeats: int
+    ) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.generic], ...]]:
+        """Measure the seconds per sample up to each cut on the first device; see ``TorchEngine.timed_run``.
 
         The other devices measure the same at the same time, so that it is known how fast all are together.
         """
         calls = {number: partial(self._measure, number, slab, repeats) for number in self._devices.in_service()}
         found = self._devices.run_on_each(calls, self._account, self._scope)
-        self._devices.record_seconds({number: float(np.median(each[:, -1])) for number, each in found.items()})
+        self._devices.record_seconds({number: float(np.median(each[:, -1])) for number, (each, _) in found.items()})
         return found[min(found)]
 
     def values(self, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
@@ -160,10 +162,12 @@ class PrefixRun:
         """Run a call that has the first device to itself, and return its result."""
         return self._devices.run_exclusive(self._devices.in_service()[0], call, self._account, self._scope)
 
-    def _measure(self, number: int, slab: Slab, repeats: int) -> npt.NDArray[np.float64]:
+    def _measure(
+        self, number: int, slab: Slab, repeats: int
+    ) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.generic], ...]]:
         device, reference = self._devices.device(number), self._resident.references[number]
         with self._activations(device, len(slab)):
-            return reference.cut_seconds(slab, repeats=repeats, clock=time.perf_counter, between=device.between)
+            return reference.timed_run(slab, repeats=repeats, clock=time.perf_counter, between=device.between)
 
     def _values(self, number: int, slab: Slab, cuts: Sequence[Cut]) -> dict[int, tuple[npt.NDArray[np.generic], ...]]:
         device = self._devices.device(number)

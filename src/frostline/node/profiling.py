@@ -22,7 +22,7 @@ from frostline.core.system import usable_cores
 from frostline.engines.choice import Choice, interpolate_seconds
 from frostline.engines.codec_costs import codec_costs, codecs_at, cuts_worth_packing
 from frostline.engines.machine import hardware_name, host_digest
-from frostline.engines.protocols import Footprint, Pixels, levels_of
+from frostline.engines.protocols import Footprint, Pixels, evaluation_inputs, levels_of
 from frostline.node.decode import SampleReader
 from frostline.node.device import HEADROOM
 from frostline.node.memory import CancelScope
@@ -63,6 +63,7 @@ _MAX_KEPT = 64
 
 Pair = tuple[int, str]
 T = TypeVar("T")
+Arrays = tuple[npt.NDArray[np.generic], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,12 +107,21 @@ class MeasuredReference:
         run: prefix of the request.
         seconds: function that returns the measured seconds per sample up to each cut, a row for each measurement.
         cuts: cuts of the prefix.
+        known: function that returns the eight samples of that measurement, as the network takes them, and what they
+            gave at the last cut; None where they are not those that judge engines.
     """
 
-    def __init__(self, run: PrefixRun, seconds: Callable[[], npt.NDArray[np.float64]], cuts: Sequence[Cut]) -> None:
+    def __init__(
+        self,
+        run: PrefixRun,
+        seconds: Callable[[], npt.NDArray[np.float64]],
+        cuts: Sequence[Cut],
+        known: Callable[[], tuple[Pixels, Arrays]] | None = None,
+    ) -> None:
         self._run = run
         self._seconds = cache(seconds)
         self._cuts = cuts
+        self._known = known
 
     def seconds(self, cut: int) -> float:
         """See ``trial_processes.Reference``."""
@@ -129,8 +139,11 @@ class MeasuredReference:
         """See ``trial_processes.Reference``; all runs have one size, since a sample's last bits may depend on it."""
         parts = []
         for start in range(0, len(samples), ROWS):
-            some = np.resize(samples[start : start + ROWS], (ROWS, *samples.shape[1:]))
-            parts.append(self._run.values(some, [self._cuts[cut - 1]])[cut])
+            some, made = _filled_up(samples[start : start + ROWS]), None
+            if self._known is not None and cut == self._cuts[-1].number:
+                judging, features = self._known()
+                made = features if np.array_equal(some, judging) else None
+            parts.append(self._run.values(some, [self._cuts[cut - 1]])[cut] if made is None else made)
         return tuple(np.concatenate(columns)[: len(samples)] for columns in zip(*parts, strict=True))
 
 
@@ -196,7 +209,7 @@ class PrefixMeasurement:
     def network(self, slab: Slab) -> NetworkProfile:
         """Measure the missing costs, and return them with the known ones."""
         known = self._known
-        seconds = self._run.seconds(slab, repeats=_REPEATS) if known is None else known.seconds
+        seconds = self._run.timed_run(slab, repeats=_REPEATS)[0] if known is None else known.seconds
         codecs = {} if known is None else dict(known.codecs)
         for group in self._groups:
             values = self._run.values(slab[:_PACKED_ROWS], group)
@@ -443,17 +456,29 @@ class Profiler:
         run = PrefixRun(resident, len(resident.prefix.cuts), self._resources.devices, scope, account)
         run.check()
         shape = _shape_of_tried(wanted, preprocess, request_memory.batch_bytes)
-        some = np.zeros((ROWS, *preprocess.shape), np.float32)
-        is_wanted = shape[0] and wanted.accuracy != EXACT and _can_be_tried(preprocess)
-        # A job waits, and an engine that is worth it differs by more than two runs do.
-        reference = MeasuredReference(run, partial(run.seconds, some, repeats=1), resident.prefix.cuts)
+        is_wanted = shape[0] > 1 and wanted.accuracy != EXACT and _can_be_tried(preprocess)
+
+        @cache
+        def pixels() -> Pixels:
+            made: Pixels = np.zeros(shape, np.dtype(np.float32 if preprocess.levels is None else np.uint8))
+            held.enter_context(request_memory.reserve(made.nbytes, scope.is_cancelled))
+            load(reader, made, len(made), self._resources.readers.executor_for(account.name), scope, Counters())
+            return made
+
+        @cache
+        def measured() -> tuple[Pixels, npt.NDArray[np.float64], Arrays]:
+            # A job waits, and an engine that is worth it differs by more than two runs do: one run of the reference
+            # is timed, and what it gives is what engines are judged by.
+            judging = _filled_up(evaluation_inputs(pixels(), preprocess.levels)[:ROWS])
+            return judging, *run.timed_run(judging, repeats=1)
+
+        reference = MeasuredReference(
+            run, lambda: measured()[1], resident.prefix.cuts, known=lambda: (measured()[0], measured()[2])
+        )
         if is_wanted and self._bridge.trials.are_wanted(wanted, partial(reference.seconds, len(resident.prefix.cuts))):
-            pixels: Pixels = np.zeros(shape, np.dtype(np.float32 if preprocess.levels is None else np.uint8))
-            held.enter_context(request_memory.reserve(pixels.nbytes, scope.is_cancelled))
-            load(reader, pixels, len(pixels), self._resources.readers.executor_for(account.name), scope, Counters())
             requester = self._requester(wanted.features, account, scope)
             choice = self._bridge.trials.choose_engine(
-                wanted, resident.prefix, pixels, reference, requester, preprocess.levels
+                wanted, resident.prefix, pixels(), reference, requester, preprocess.levels
             )
         return self._profile_of(_NOTHING, (), (), choice)
 
@@ -510,6 +535,11 @@ class Profiler:
         limits = [] if run is None else [run.limit]
         maximum = batch_size(limits, wanted=len(request.samples), maximum=self._settings.device_batch)
         return min(len(request.samples), maximum)
+
+
+def _filled_up(samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Eight rows, the samples over and over, since a sample's last bits may depend on the size of its run."""
+    return np.resize(samples, (ROWS, *samples.shape[1:]))
 
 
 def _can_be_tried(preprocess: Preprocess) -> bool:

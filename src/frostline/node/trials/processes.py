@@ -24,7 +24,7 @@ from frostline.core.system import STARTED
 from frostline.core.units import in_bytes, in_seconds
 from frostline.engines.catalog import offer_of
 from frostline.engines.choice import is_prompt
-from frostline.engines.protocols import Engine, Footprint, Pixels, evaluation_pixels, offer_name
+from frostline.engines.protocols import Engine, Footprint, Pixels, evaluation_inputs, offer_name
 from frostline.engines.trials import Subject, compare_engine, try_briefly
 from frostline.models.artifact import Prefix, save_prefix
 from frostline.node.memory import Cancelled
@@ -314,10 +314,7 @@ class TrialRunner:
 
     def _judging_samples(self) -> npt.NDArray[np.float32]:
         """The test samples, as the network's input."""
-        samples = evaluation_pixels(self.job.pixels)
-        if self.job.levels is not None:
-            samples = self.job.levels.apply(samples.astype(np.uint8, copy=False))
-        return samples.astype(np.float32, copy=False)
+        return evaluation_inputs(self.job.pixels, self.job.levels)
 
     def _wanted(self, engine: str, cuts: Sequence[int], folder: Path) -> dict[str, object]:
         policy = self._policy
