@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -42,6 +42,7 @@ from frostline.core.events import (
 from frostline.engines.torch import TorchEngine
 from frostline.jobs import beginning
 from frostline.jobs.beginning import pays_for_upload
+from frostline.jobs.both_sides import FoundHere
 from frostline.jobs.measuring import (
     Left,
     MeasurementCache,
@@ -304,11 +305,22 @@ def test_measuring_begins_once_and_is_told_what_is_left_when_it_asks():
 
 
 @pytest.mark.parametrize(
-    ("samples", "samples_per_s", "trial_s", "pays"),
-    [(1000, None, None, True), (1000, 30.0, None, True), (150, 9.3, None, False), (150, 9.3, 5.0, True)],
+    ("samples", "samples_per_s", "trial_s", "speed_up", "pays"),
+    [
+        (1000, None, None, None, True),
+        (1000, 30.0, None, None, True),
+        (150, 9.3, None, None, False),
+        (150, 9.3, 5.0, None, True),
+        (490, 6.6, None, None, True),
+        (490, 6.6, None, 1.0, False),  # a trainer like it found nothing faster
+        (490, 6.6, None, 1.15, False),  # a seventh of half the rest is less than the trial
+        (490, 6.6, None, 1.8, True),
+    ],
 )
-def test_a_node_tries_an_engine_if_what_is_left_behind_the_upload_pays_for_it(samples, samples_per_s, trial_s, pays):
-    assert beginning.pays_for_trial(Left(samples=samples, samples_per_s=samples_per_s), trial_s) is pays
+def test_a_node_tries_an_engine_if_what_is_left_behind_the_upload_pays_for_it(
+    samples, samples_per_s, trial_s, speed_up, pays
+):
+    assert beginning.pays_for_trial(Left(samples=samples, samples_per_s=samples_per_s), trial_s, speed_up) is pays
 
 
 def test_a_loop_past_its_announced_end_is_expected_to_last_as_long_again():
@@ -756,9 +768,17 @@ def thin_link(mib_per_s):
     return SimpleNamespace(statistics=lambda: seen, break_off=lambda: None)
 
 
+def known_here(samples_per_s):
+    """What the trainer found; None where it has not yet."""
+    found = Future()
+    if samples_per_s is not None:
+        found.set_result(FoundHere(samples_per_s=samples_per_s))
+    return found
+
+
 @pytest.mark.parametrize(
     ("needed_s", "found_here", "pays", "has_choice"),
-    [(150, [], False, False), (15, [], None, True), (15, [0.0], True, True), (150, [0.0], False, False)],
+    [(150, None, False, False), (15, None, None, True), (15, 0.0, True, True), (150, 0.0, False, False)],
 )
 def test_weights_that_come_too_late_beside_any_engine_are_waited_for_by_nobody(needed_s, found_here, pays, has_choice):
     now = [0.0]
@@ -769,7 +789,8 @@ def test_weights_that_come_too_late_beside_any_engine_are_waited_for_by_nobody(n
     sides.close(Route(5))
 
     def judged():
-        return pays_for_upload(sides, Route(5), found_here, lambda: Left(samples=500, samples_per_s=None), needed_s)
+        left = Left(samples=500, samples_per_s=None)
+        return pays_for_upload(sides, Route(5), known_here(found_here), lambda: left, needed_s)
 
     assert judged() is None, "nothing is known of the trainer"
     following = sides.next_request(500)
@@ -784,7 +805,7 @@ def test_a_trial_says_how_fast_the_trainers_engine_is_before_it_ran_a_row(needed
         {Route(5): 1, Route(0): 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=lambda: 0.0
     )
     left = Left(samples=500, samples_per_s=None)
-    assert pays_for_upload(BothSides(request_source), Route(5), [10.0], lambda: left, needed_s) is pays
+    assert pays_for_upload(BothSides(request_source), Route(5), known_here(10.0), lambda: left, needed_s) is pays
 
 
 def test_weights_are_sent_when_the_job_has_something_of_them():

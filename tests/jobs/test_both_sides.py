@@ -514,6 +514,41 @@ def test_a_node_whose_trial_takes_long_computes_its_share_meanwhile(folder, expe
         np.testing.assert_allclose(rows_of(job), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_of_two_sides_alike_one_tries_a_slow_network_and_the_other_computes(folder, expected, monkeypatch):
+    computed, asked, choose, features = threading.Event(), [], both_sides.Trials.choose, HttpTransport.features
+
+    def pays(left, trial_s, speed_up=None):
+        asked.append(speed_up)
+        return False
+
+    def noted(transport, request):
+        answer = features(transport, request)
+        if request.cut > 1:
+            computed.set()
+        return answer
+
+    def chosen(*said, **more):
+        assert computed.wait(60), "the node computes while the trainer tries engines"
+        return choose(*said, **more)
+
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(beginning, "rows_before_trial", lambda *_: 0)
+    monkeypatch.setattr(beginning, "has_same_hardware", lambda *_: True)
+    monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
+    monkeypatch.setattr(beginning, "pays_for_trial", pays)
+    monkeypatch.setattr("frostline.node.trials.selection.Search._why_not", lambda *_: None)  # it is worth a trial
+    monkeypatch.setattr(HttpTransport, "features", noted)
+    monkeypatch.setattr(both_sides.Trials, "choose", chosen)
+    monkeypatch.setattr(PartitionedModel, "engine", lambda *_: pytest.fail("the node tried engines too"))
+    with node_elsewhere(folder) as url, job_near(url, folder) as job:
+        np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+        until(lambda: asked)
+        assert sides(job)[job.frost_line.number] > 0
+        assert job.engine == EngineChoice()
+    assert len(asked) == 1
+    assert asked[0] > 0
+
+
 def test_rows_of_small_requests_that_wait_share_a_run_and_go_to_their_own():
     sizes, begun, may_end = [], threading.Event(), threading.Event()
 

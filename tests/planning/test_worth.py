@@ -40,3 +40,10 @@ def test_more_work_is_never_a_reason_not_to_try_an_engine(samples_left, samples_
 )
 def test_tries_engines_on_few_samples_of_a_slow_network_and_many_of_a_fast_one(samples, samples_per_s, is_worth):
     assert is_worth_trying(samples_left=samples, samples_per_s=samples_per_s) is is_worth
+
+
+@pytest.mark.parametrize(
+    ("speed_up", "is_worth"), [(None, True), (0.9, False), (1.0, False), (1.2, False), (2.0, True)]
+)
+def test_an_engine_is_tried_by_what_it_gave_on_hardware_like_the_nodes(speed_up, is_worth):
+    assert is_worth_trying(samples_left=200, samples_per_s=6.6, speed_up=speed_up) is is_worth

@@ -1,6 +1,7 @@
 """Decides what a job begins with: what an earlier one found, what is measured first, or the frost line at the node."""
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +15,7 @@ from frostline.core.events import Event, MeasurementFailed, PhaseStarted, SetupW
 from frostline.jobs.context import (
     JobContext,
     first_batch_bytes,
+    has_same_hardware,
     keeps_features,
     measurement_key,
     shares_cores,
@@ -27,7 +29,7 @@ from frostline.planning.replanning import is_worth_measuring, is_worth_sending, 
 from frostline.transport import Cancellation
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
-    from frostline.jobs.both_sides import TrainerEngine
+    from frostline.jobs.both_sides import FoundHere, TrainerEngine
     from frostline.jobs.partition import PartitionedModel
 
 __all__ = ("Beginning", "begin", "pays_for_trial", "pays_for_upload", "rows_before_trial")
@@ -41,6 +43,7 @@ _LONG_TRIAL_S = 15.0
 _MIN_TO_TRY = 200
 # Where a first batch takes eager torch longer, a loop has it sooner by an engine that is tried before any of its rows.
 _SLOW_BATCH_S = 3.0
+_LOOK_S = 0.2
 _TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
 
 
@@ -118,7 +121,9 @@ def begin(
     if not (len(nodes) < 2 and shares_cores(health, context.device)) and (found is None or found.situation is None):
         later = _plan(context, network, nodes, lacking, kept, both_sides)
     if both_sides is not None and planned is None:
-        return _at_once(context, network, engine, both_sides, found, kept, later, tries_here=tries_here)
+        is_alike = len(nodes) == 1 and has_same_hardware(health, context.device)
+        begin_with = partial(_at_once, context, network, engine, both_sides, found, kept, later)
+        return begin_with(tries_here=tries_here, is_alike=is_alike)
     refused = network.refusal(context)
     if refused is not None:
         return Beginning(engine=engine, refused=refused)
@@ -153,9 +158,10 @@ def _at_once(
     later: Stage | None,
     *,
     tries_here: bool,
+    is_alike: bool,
 ) -> Beginning:
     """Begin at the trainer, while the frozen part is on its way to the node and the node tries an engine."""
-    from frostline.jobs.both_sides import TrainerEngine
+    from frostline.jobs.both_sides import FoundHere, TrainerEngine
 
     line, samples = Route(context.cuts[-1].number), total_samples(context)
     first_bytes = first_batch_bytes(context.data, context.settings)
@@ -164,59 +170,117 @@ def _at_once(
         first_bytes = 0  # the loop begins when the node is ready
         engine.choice = found.choice
 
-    found_here = [] if tries_here else [0.0]
+    rows = rows_before_trial(context.settings.device_batch, network.row_s, samples) if found is None else 0
+    found_here: Future[FoundHere] = Future()
+    if not tries_here:
+        found_here.set_result(FoundHere())
 
     def tell(event: Event) -> None:
         """A warning belongs to the loop's thread, where Python's filters and the user's own observer expect it."""
         (measuring.tell if isinstance(event, SetupWarning) else context.asking.on_event)(event)
 
-    beside = replace(context, asking=replace(context.asking, on_event=tell))
-
-    def measure(cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
-        # Whether the node runs it is asked while it tries engines: on a thin link each answer queues behind samples.
-        is_worth, made = partial(pays_for_upload, both_sides, line, found_here, left), None
-        shipping = Shipping(beside, network, cancellation, first_bytes=first_bytes, is_worth=is_worth)
-
-        def begin_at_node() -> None:
-            if shipping.is_run():
-                both_sides.open(line)
-
-        try:
-            # The weights may have been long on their way; the trainer goes on with its share meanwhile.
-            if shipping.is_sent() and tries and pays_for_trial(now := left(), context.settings.trial_s):
-                with suppress(OverBudget), doing_after(_LONG_TRIAL_S, begin_at_node):  # it is told with the answer
-                    made = trial(cancellation, now)
-                    both_sides.begin_again(line)
-        finally:
-            begin_at_node()
-        return made if shipping.is_run() else None
-
-    def trial(cancellation: Cancellation, now: Left) -> Measurements:
-        context.asking.on_event(PhaseStarted(name="trying an engine"))
-        made = network.engine(context, cancellation, now.samples)
-        kept.put(made)
-        engine.choice = made.choice
-        return made
-
+    node_start = _NodeStart(
+        context=context,
+        beside=replace(context, asking=replace(context.asking, on_event=tell)),
+        network=network,
+        engine=engine,
+        both_sides=both_sides,
+        kept=kept,
+        found_here=found_here,
+        first_bytes=first_bytes,
+        tries=tries,
+        follows_trainer=tries and tries_here and is_alike and not rows,
+    )
     both_sides.close(line)
-    stages = [Stage(is_worth=is_worth_trying, measure=measure), *filter(None, (later,))]
+    stages = [Stage(is_worth=is_worth_trying, measure=node_start.measure), *filter(None, (later,))]
     measuring = Measuring(samples=samples, stages=stages)
 
-    def ready(samples_per_s: float, why_not: str | None) -> None:
+    def ready(what: FoundHere, why_not: str | None) -> None:
         both_sides.begin_again(Route(0))
-        found_here.append(samples_per_s)
+        found_here.set_result(what)
         if why_not is not None:
             tell(SetupWarning(reason=f"the trainer's share runs in eager PyTorch, and no engine was tried: {why_not}"))
 
     # A node where an earlier job found an engine has the weights, and says so in one round trip.
     measuring.begin(wait_s=0 if found is None else _SOON_S)
-    rows = rows_before_trial(context.settings.device_batch, network.row_s, samples) if found is None else 0
     trainer = TrainerEngine(context, ready, eager_rows=rows) if tries_here else None
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _NodeStart:
+    """Has a node begin beside a trainer that computes already: its weights, their checks and the trial of an engine.
+
+    Attributes:
+        context: context of the job.
+        beside: the same, whose warnings go to the loop's thread.
+        network: network of the job.
+        engine: engine of the node.
+        both_sides: router of the job.
+        kept: cache for the engine that is found.
+        found_here: result of the trainer's trial, once there is one.
+        first_bytes: see ``Shipping``.
+        tries: True if the node may try an engine.
+        follows_trainer: True if the node is like the trainer, which tries engines before its first rows: of two sides
+            alike one does that, and the other computes in eager torch meanwhile.
+    """
+
+    context: JobContext
+    beside: JobContext
+    network: "PartitionedModel"
+    engine: NodeEngine
+    both_sides: BothSides
+    kept: MeasurementCache
+    found_here: "Future[FoundHere]"
+    first_bytes: int
+    tries: bool
+    follows_trainer: bool
+
+    def measure(self, cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
+        """The engine of the node; None where it tries none, or does not run the network. Part of a ``Stage``."""
+        # Whether the node runs it is asked while it tries engines: on a thin link each answer queues behind samples.
+        is_worth, made = partial(pays_for_upload, self.both_sides, self._line, self.found_here, left), None
+        shipping = Shipping(self.beside, self.network, cancellation, first_bytes=self.first_bytes, is_worth=is_worth)
+        begin_at_node = partial(self._begin, shipping)
+        try:
+            if shipping.is_sent() and self.tries:
+                made = self._trial(cancellation, left, begin_at_node)
+        finally:
+            begin_at_node()
+        return made if shipping.is_run() else None
+
+    @property
+    def _line(self) -> Route:
+        return Route(self.context.cuts[-1].number)
+
+    def _begin(self, shipping: Shipping) -> None:
+        if shipping.is_run():
+            self.both_sides.open(self._line)
+
+    def _trial(
+        self, cancellation: Cancellation, left: Callable[[], Left], begin_at_node: Callable[[], None]
+    ) -> Measurements | None:
+        speed_up = None
+        if self.follows_trainer:
+            begin_at_node()
+            speed_up = _when_known(self.found_here, cancellation).speed_up
+        # The weights may have been long on their way; the trainer goes on with its share meanwhile.
+        now = left()
+        if not pays_for_trial(now, self.context.settings.trial_s, speed_up):
+            return None
+        self.both_sides.close(self._line)  # what is asked for now would wait for the trial
+        with suppress(OverBudget), doing_after(_LONG_TRIAL_S, begin_at_node):  # it is told with the answer
+            self.context.asking.on_event(PhaseStarted(name="trying an engine"))
+            made = self.network.engine(self.context, cancellation, now.samples)
+            self.kept.put(made)
+            self.engine.choice = made.choice
+            self.both_sides.begin_again(self._line)
+            return made
+        return None
+
+
 def pays_for_upload(
-    both_sides: BothSides, line: Route, found_here: Sequence[float], left: Callable[[], Left], needed_s: float
+    both_sides: BothSides, line: Route, found_here: "Future[FoundHere]", left: Callable[[], Left], needed_s: float
 ) -> bool | None:
     """Whether weights are sent; None where that depends on an engine that the trainer has not found yet.
 
@@ -225,15 +289,15 @@ def pays_for_upload(
     Args:
         both_sides: router of the job, which is told whether to expect that the way to the node opens.
         line: the way of samples whose frozen layers the node runs.
-        found_here: samples a second of the trainer's engine by its trial, 0 if nobody knows; empty until it was tried.
+        found_here: result of the trainer's trial, once there is one.
         left: function that gives the rest of the job.
         needed_s: seconds that the weights take on the link.
     """
-    here = both_sides.observed_speed(Route(0)) or sum(found_here)
+    here = both_sides.observed_speed(Route(0)) or (found_here.result().samples_per_s if found_here.done() else 0.0)
     if not here:
         return None
     pays = is_worth_sending(needed_s=needed_s, samples_left=left().samples, samples_per_s=here)
-    if pays and not found_here:
+    if pays and not found_here.done():
         return None
     if pays != both_sides.has_choice:
         both_sides.close(line, is_expected=pays)
@@ -253,16 +317,29 @@ def rows_before_trial(device_batch: int, row_s: float | None, samples: int) -> i
     return 0 if is_worth_trying(samples_left=samples // 2, samples_per_s=1 / row_s) else device_batch
 
 
-def pays_for_trial(left: Left, trial_s: float | None) -> bool:
+def pays_for_trial(left: Left, trial_s: float | None, speed_up: float | None = None) -> bool:
     """Whether a node that has got the weights tries an engine, before it computes its share of what is left.
 
     Args:
         left: rest of the job.
         trial_s: seconds that the user gives trials; None for as many as pay.
+        speed_up: see ``is_worth_trying``.
     """
     if trial_s is not None or left.samples_per_s is None:
         return True
-    return is_worth_trying(samples_left=left.samples // 2, samples_per_s=left.samples_per_s)
+    return is_worth_trying(samples_left=left.samples // 2, samples_per_s=left.samples_per_s, speed_up=speed_up)
+
+
+def _when_known(found_here: "Future[FoundHere]", cancellation: Cancellation) -> "FoundHere":
+    """What the trainer has found, as soon as it has.
+
+    Raises:
+        Unavailable: The job is over.
+    """
+    while not found_here.done():
+        cancellation.check()
+        wait([found_here], _LOOK_S)
+    return found_here.result()
 
 
 def _soon(context: JobContext, measuring: Measuring) -> Measurements | None:

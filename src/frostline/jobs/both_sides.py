@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
@@ -55,7 +56,7 @@ from frostline.preprocess.sounds import has_sound_packages
 from frostline.preprocess.tokens import has_tokenizers
 from frostline.wire.messages import Health
 
-__all__ = ("Judges", "SharedRuns", "TrainerEngine", "both_sides_of", "can_be_tried")
+__all__ = ("FoundHere", "Judges", "SharedRuns", "TrainerEngine", "both_sides_of", "can_be_tried")
 
 T = TypeVar("T")
 _Arrays = Sequence[npt.NDArray[np.generic]]
@@ -253,18 +254,34 @@ def _some_bytes(pixels: npt.NDArray[np.generic]) -> list[bytes]:
     return [row.tobytes() for row in rows[:, :: max(1, rows.shape[1] // _COMPARED)]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundHere:
+    """What is known once engines were tried at the trainer.
+
+    Attributes:
+        samples_per_s: samples a second of the engine that runs, in its trial; 0 if nobody knows.
+        speed_up: speed of that engine, times eager torch's, 1 where eager torch is the fastest; None where no other
+            one was tried.
+    """
+
+    samples_per_s: float = 0.0
+    speed_up: float | None = None
+
+
 class TrainerEngine:
     """The whole frozen part, run at the trainer; a ``LocalPrefix`` from cut 1. Safe for threads.
 
     Args:
         context: context of the job, for which ``can_be_tried`` holds.
-        tell: function that is called once it is known what runs, on the thread that tries engines, with its samples a
-            second in the trial, 0 if nobody knows, and why no engine could be tried, or None.
+        tell: function that is called once it is known what runs, on the thread that tries engines, with that, and with
+            the reason why no engine could be tried, or None.
         eager_rows: number of rows that eager torch runs before any engine is tried, since a loop waits for the first
             ones; 0 where an engine is known from an earlier job, or these rows take longer than a trial.
     """
 
-    def __init__(self, context: JobContext, tell: Callable[[float, str | None], None], *, eager_rows: int = 0) -> None:
+    def __init__(
+        self, context: JobContext, tell: Callable[[FoundHere, str | None], None], *, eager_rows: int = 0
+    ) -> None:
         assert context.prefix is not None, "there is something to run"
         self._context = context
         self._prefix = context.prefix
@@ -365,14 +382,18 @@ class TrainerEngine:
                 self._try_engines(reference, _prompt_engines(self._context.device), _TRIAL_S)
             except FrostlineError as error:
                 why_not = str(error)
-            mine = [trial.samples_per_s or 0.0 for trial in self.choice.trials if trial.engine == self.choice.engine]
-            self._tell(max(mine, default=0.0), why_not)
+            self._tell(self._found(), why_not)
         finally:
             self._is_known.set()
         # On a processor they would take from the loop, for minutes, what they gain it.
         if why_not is None and reference is not None and is_accelerator(self._context.device):
             with suppress(FrostlineError):  # what was found stays
                 self._try_engines(reference, [offer.name for offer in OFFERS], _SLOW_TRIAL_S)
+
+    def _found(self) -> FoundHere:
+        speeds = {trial.engine: trial.samples_per_s for trial in self.choice.trials if trial.samples_per_s}
+        mine, eager = speeds.get(self.choice.engine, 0.0), speeds.get(REFERENCE)
+        return FoundHere(samples_per_s=mine, speed_up=mine / eager if mine and eager and len(speeds) > 1 else None)
 
     def _reference(self) -> "_Eager":
         pixels = _pixels(self._context)

@@ -27,6 +27,7 @@ __all__ = (
     "JobContext",
     "first_batch_bytes",
     "has_engines",
+    "has_same_hardware",
     "is_alike",
     "judges_of",
     "keeps_features",
@@ -167,6 +168,11 @@ def measurement_key(context: JobContext, health: Health, nodes: int) -> dict[str
         "trainer": [host_digest(), hardware_name(context.device), sorted(usable_cores())],
         "device_batch": context.settings.device_batch,
     }
+
+
+def has_same_hardware(health: Health, device: str) -> bool:
+    """Whether a node computes on as many cores of the same kind as a trainer on ``device``."""
+    return health.hardware == hardware_name(device) and len(health.cores) == len(usable_cores())
 
 
 def is_alike(health: Health, device: str) -> bool:

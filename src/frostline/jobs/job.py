@@ -88,6 +88,8 @@ class JobParts:
         cuts = {route.cut for route, share in self.router.shares.items() if share}
         runs = {NODE: any(cut > 1 for cut in cuts), PROCESSORS: self.head is not None and 0 in cuts}
         known = {NODE: self.fetcher.engine.choice, PROCESSORS: self.here()}
+        if not known[NODE].trials and known[PROCESSORS].engine == REFERENCE:
+            known[NODE] = known[PROCESSORS]  # a node like the trainer need not find again that eager torch is fastest
         untried = {name for name, choice in known.items() if choice.engine == REFERENCE and not choice.trials}
         return tuple(name for name in runs if has_engines and runs[name] and name in untried)
 

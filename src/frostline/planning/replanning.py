@@ -409,14 +409,17 @@ _SAVED = 0.4
 _SENT = 0.8
 
 
-def is_worth_trying(*, samples_left: int, samples_per_s: float) -> bool:
+def is_worth_trying(*, samples_left: int, samples_per_s: float, speed_up: float | None = None) -> bool:
     """Whether another engine is tried on the node, which a job must win back.
 
     Args:
         samples_left: number of samples that are still to be computed.
         samples_per_s: the rate at which they were computed until now; above 0.
+        speed_up: speed of an engine that was tried on hardware like that of the node, times the reference's; None where
+            none was, and it is expected to be as fast as the usual one on other networks.
     """
-    return _TRIED_S + _TRIED_SAMPLES / samples_per_s <= _SAVED * samples_left / samples_per_s
+    saved = _SAVED if speed_up is None else 1 - 1 / speed_up
+    return _TRIED_S + _TRIED_SAMPLES / samples_per_s <= saved * samples_left / samples_per_s
 
 
 def is_worth_sending(*, needed_s: float, samples_left: int, samples_per_s: float) -> bool:
