@@ -261,6 +261,36 @@ def test_a_way_that_begins_again_is_believed_as_at_first():
     assert world.share(TRAINER, after=begun) == pytest.approx(0.5, abs=0.05)
 
 
+def test_a_way_that_begins_again_has_the_speed_that_was_measured_apart():
+    """A prior that is wrong would give all that may be under way to the other side, and this one nothing."""
+    world = World({NODE: 60, TRAINER: 2}, {NODE: 60, TRAINER: 30})
+    world.run(400)
+    world.rates[TRAINER] = 60
+    world.request_source.begin_again(TRAINER, 60.0)
+    assert world.request_source.observed_speed(TRAINER) == 60.0
+    begun = world.now
+    world.run(600)
+    assert world.share(TRAINER, after=begun) == pytest.approx(0.5, abs=0.05)
+
+
+def test_no_more_than_a_few_rows_wait_for_a_way_that_is_to_do_something_else_soon():
+    now = [0.0]
+    request_source = source_at(now)
+    request_source.open(NODE, max_waiting=16)
+    dealt = Counter()
+    for _ in range(20):
+        following = request_source.next_request(1000)
+        dealt[following.route] += following.rows
+        assert following.rows <= 8
+    assert 0 < dealt[NODE] <= 16
+    request_source.finish_rows(NODE, 8)
+    request_source.open(NODE)
+    for _ in range(20):
+        following = request_source.next_request(1000)
+        dealt[following.route] += following.rows
+    assert dealt[NODE] > 32
+
+
 def test_rows_that_come_no_more_do_not_count_as_waiting():
     now = [0.0]
     request_source = ShortestWait(

@@ -44,6 +44,8 @@ _MIN_TO_TRY = 200
 # Where a first batch takes eager torch longer, a loop has it sooner by an engine that is tried before any of its rows.
 _SLOW_BATCH_S = 3.0
 _LOOK_S = 0.2
+# Runs that wait at a node which may try engines soon: a loop waits for their rows until it has done so.
+_FEW_RUNS = 2
 _TRYING = "measuring the cuts, and trying engines where the node has not (some minutes)"
 
 
@@ -196,14 +198,14 @@ def _at_once(
     measuring = Measuring(samples=samples, stages=stages)
 
     def ready(what: FoundHere, why_not: str | None) -> None:
-        both_sides.begin_again(Route(0))
+        both_sides.begin_again(Route(0), what.samples_per_s)
         found_here.set_result(what)
         if why_not is not None:
             tell(SetupWarning(reason=f"the trainer's share runs in eager PyTorch, and no engine was tried: {why_not}"))
 
     # A node where an earlier job found an engine has the weights, and says so in one round trip.
     measuring.begin(wait_s=0 if found is None else _SOON_S)
-    trainer = TrainerEngine(context, ready, eager_rows=rows) if tries_here else None
+    trainer = TrainerEngine(context, ready, eager_rows=rows, row_s=network.row_s) if tries_here else None
     return Beginning(engine=engine, measuring=measuring, both_sides=both_sides, trainer=trainer)
 
 
@@ -253,19 +255,21 @@ class _NodeStart:
     def _line(self) -> Route:
         return Route(self.context.cuts[-1].number)
 
-    def _begin(self, shipping: Shipping) -> None:
+    def _begin(self, shipping: Shipping, max_waiting: int | None = None) -> None:
         if shipping.is_run():
-            self.both_sides.open(self._line)
+            self.both_sides.open(self._line, max_waiting=max_waiting)
 
     def _trial(
-        self, cancellation: Cancellation, left: Callable[[], Left], begin_at_node: Callable[[], None]
+        self, cancellation: Cancellation, left: Callable[[], Left], begin_at_node: Callable[..., None]
     ) -> Measurements | None:
-        speed_up = None
+        speed_up, samples_per_s = None, None
         if self.follows_trainer:
-            begin_at_node()
-            speed_up = _when_known(self.found_here, cancellation).speed_up
+            begin_at_node(max_waiting=_FEW_RUNS * ROWS)
+            found = _when_known(self.found_here, cancellation)
+            speed_up, samples_per_s = found.speed_up, found.samples_per_s or None
         # The weights may have been long on their way; the trainer goes on with its share meanwhile.
         now = left()
+        now = replace(now, samples_per_s=now.samples_per_s or samples_per_s)  # its loop may have no batch yet
         if not pays_for_trial(now, self.context.settings.trial_s, speed_up):
             return None
         self.both_sides.close(self._line)  # what is asked for now would wait for the trial
@@ -274,7 +278,7 @@ class _NodeStart:
             made = self.network.engine(self.context, cancellation, now.samples)
             self.kept.put(made)
             self.engine.choice = made.choice
-            self.both_sides.begin_again(self._line)
+            self.both_sides.begin_again(self._line, made.choice.samples_per_s)
             return made
         return None
 

@@ -277,10 +277,16 @@ class TrainerEngine:
             the reason why no engine could be tried, or None.
         eager_rows: number of rows that eager torch runs before any engine is tried, since a loop waits for the first
             ones; 0 where an engine is known from an earlier job, or these rows take longer than a trial.
+        row_s: seconds that a row took in eager torch when the network was checked; None where nobody knows.
     """
 
     def __init__(
-        self, context: JobContext, tell: Callable[[FoundHere, str | None], None], *, eager_rows: int = 0
+        self,
+        context: JobContext,
+        tell: Callable[[FoundHere, str | None], None],
+        *,
+        eager_rows: int = 0,
+        row_s: float | None = None,
     ) -> None:
         assert context.prefix is not None, "there is something to run"
         self._context = context
@@ -291,6 +297,7 @@ class TrainerEngine:
         self._eager = TorchLocalPrefix(self._prefix.graph, self._prefix.tensors, context.device)
         self.choice = Choice(engine=REFERENCE, trials=())
         self._eager_rows, self._running, self._has_run = eager_rows, threading.Lock(), False
+        self._checked_s = math.inf if row_s is None else row_s
         self._row_s: list[float] = []  # of each run in eager torch until engines are tried
         self._may_try, self._is_late, self._is_closed = threading.Event(), False, False
         self._is_known = threading.Event()
@@ -398,7 +405,14 @@ class TrainerEngine:
     def _reference(self) -> "_Eager":
         pixels = _pixels(self._context)
         seen_s = min(self._row_s) if len(self._row_s) > 1 else None  # the first of them made kernels ready
-        return _Eager(self._prefix, pixels, self._context.device, has_run=self._has_run, seen_s=seen_s)
+        return _Eager(
+            self._prefix,
+            pixels,
+            self._context.device,
+            has_run=self._has_run,
+            seen_s=seen_s,
+            checked_s=self._checked_s,
+        )
 
     def _try_engines(self, reference: "_Eager", engines: Sequence[str], longest_s: float) -> None:
         """Have the fastest of these run from now on."""
@@ -461,10 +475,14 @@ class _Eager:
         has_run: True if these layers have run in this process before, so that their kernels are ready.
         seen_s: seconds that a row took up to the frost line in the job's own runs, so that a job which is too short for
             any trial computes nothing to know it; None where that was not seen.
+        checked_s: seconds that a row took when the network was checked; infinity where nobody knows. Other work of this
+            process, as an upload, makes a run longer and never shorter.
     """
 
-    def __init__(self, prefix: Prefix, pixels: Pixels, device: str, *, has_run: bool, seen_s: float | None) -> None:
-        self._prefix, self._device = prefix, device
+    def __init__(
+        self, prefix: Prefix, pixels: Pixels, device: str, *, has_run: bool, seen_s: float | None, checked_s: float
+    ) -> None:
+        self._prefix, self._device, self._checked_s = prefix, device, checked_s
         self.pixels, self.judging = pixels, evaluation_pixels(pixels)
         self._is_ready, self._seen_s = has_run, seen_s
         self._known: dict[int, tuple[npt.NDArray[np.generic], ...]] = {}
@@ -484,7 +502,7 @@ class _Eager:
         took_s = self._timed(cut)
         # The first run makes kernels ready, which is a small part of a long one.
         is_told = self._is_ready or took_s > LONG_RUN_S
-        return (took_s if is_told else self._timed(cut)) / len(self.judging)
+        return min((took_s if is_told else self._timed(cut)) / len(self.judging), self._checked_s)
 
     def judge_features(self, cut: int) -> tuple[npt.NDArray[np.generic], ...] | None:
         """The features of the samples that judge; None where they have not run."""

@@ -116,20 +116,20 @@ class BothSides:
         with self._lock:
             self._ways.close(route, is_expected=is_expected)
 
-    def open(self, route: Route) -> None:
+    def open(self, route: Route, *, max_waiting: int | None = None) -> None:
         """See ``ShortestWait``."""
         with self._lock:
-            self._ways.open(route)
+            self._ways.open(route, max_waiting=max_waiting)
 
     def observed_speed(self, route: Route) -> float:
         """See ``ShortestWait``."""
         with self._lock:
             return self._ways.observed_speed(route)
 
-    def begin_again(self, route: Route) -> None:
+    def begin_again(self, route: Route, samples_per_s: float | None = None) -> None:
         """See ``ShortestWait``."""
         with self._lock:
-            self._ways.begin_again(route)
+            self._ways.begin_again(route, samples_per_s)
 
     def on_event(self, event: Event, now: float) -> None:
         """Spare the trainer's processor where its loop needs it more, for what it trains.

@@ -309,6 +309,7 @@ class ShortestWait:
         self._assigned: Counter[Route] = Counter()
         self._are_bound: dict[Route, bool] = {}
         self._closed: dict[Route, float] = {}
+        self._max_waiting: dict[Route, int] = {}
         self._spared: Route | None = None
 
     @property
@@ -351,19 +352,34 @@ class ShortestWait:
         assert len(self._closed.keys() | {route}) < len(self._ways), "one way is left"
         self._closed[route] = self._clock() if is_expected else -math.inf
 
-    def open(self, route: Route) -> None:
-        """Deal to a way from now on."""
+    def open(self, route: Route, *, max_waiting: int | None = None) -> None:
+        """Deal to a way from now on.
+
+        Args:
+            route: the way.
+            max_waiting: rows from which on nothing is added to those that wait for it, as for a node that is to do
+                something else soon; None bounds them no more.
+        """
         self._closed.pop(route, None)
+        self._max_waiting.pop(route, None)
+        if max_waiting is not None:
+            self._max_waiting[route] = max_waiting
 
     def spare(self, route: Route | None) -> None:
         """Deal to a way only where no other is open, as to a processor that has other work; None spares none."""
         self._spared = route
 
-    def begin_again(self, route: Route) -> None:
-        """Forget how fast a way was: something else computes there from now on."""
+    def begin_again(self, route: Route, samples_per_s: float | None = None) -> None:
+        """Forget how fast a way was: something else computes there from now on.
+
+        Args:
+            route: the way.
+            samples_per_s: speed that this is believed to have until it has done something; None where nobody knows.
+        """
         way = self._ways.get(route)
         if way is not None:
-            way.rows, way.busy_s, way.since = 0.0, 0.0, self._clock()
+            rows = _TELLING_ROWS if samples_per_s else 0
+            way.rows, way.busy_s, way.since = rows, rows / (samples_per_s or 1.0), self._clock()
 
     def next_request(self, left: int, again: Route | None = None) -> NextRequest:
         """See ``RequestSource``."""
@@ -385,7 +401,8 @@ class ShortestWait:
     def _first_done(self, left: int, now: float) -> tuple[Route, int]:
         """The way on which the next request is expected to be done first, and its rows."""
         # What waits for one way while another is closed cannot be dealt to that when it opens.
-        maximum = min(_FEW, self._samples_per_request) if self._closed else self._samples_per_request
+        is_short = self._closed or self._max_waiting
+        maximum = min(_FEW, self._samples_per_request) if is_short else self._samples_per_request
         rows = min(maximum, left, self._guided_rows(left))
         ways, route = self._first_of(left, rows, now)
         if self._ways[route].waiting:
@@ -451,6 +468,9 @@ class ShortestWait:
         """
         found = [route for route in self._ways if route not in self._closed]
         found = [route for route in found if route != self._spared] or found
+        found = [
+            route for route in found if self._ways[route].waiting < self._max_waiting.get(route, math.inf)
+        ] or found
         if left <= max(self._ways[route].waiting for route in found):
             return found
         runs = {route: min(rows, self._rows_per_run.get(route, 1)) for route in found}
