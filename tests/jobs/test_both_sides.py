@@ -550,6 +550,24 @@ def test_of_two_sides_alike_one_tries_a_slow_network_and_the_other_computes(fold
     assert speed_up > 0
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_trial_that_breaks_off_in_a_way_nobody_expects_holds_up_no_node(folder, expected, monkeypatch):
+    def breaks(*_, **__):
+        raise RuntimeError("an engine's own fault")
+
+    asked = []
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(beginning, "rows_before_trial", lambda *_: 0)
+    monkeypatch.setattr(beginning, "has_same_hardware", lambda *_: True)
+    monkeypatch.setattr(beginning, "is_worth_trying", lambda **_: True)
+    monkeypatch.setattr(beginning, "pays_for_trial", lambda *said: asked.append(said[-1]))
+    monkeypatch.setattr(both_sides.Trials, "choose", breaks)
+    with node_elsewhere(folder) as url, job_near(url, folder) as job:
+        np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+        until(lambda: asked)
+    assert asked == [None], "the node decides as if nobody had tried"
+
+
 def test_rows_of_small_requests_that_wait_share_a_run_and_go_to_their_own():
     sizes, begun, may_end = [], threading.Event(), threading.Event()
 

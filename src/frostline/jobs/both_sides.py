@@ -375,7 +375,7 @@ class TrainerEngine:
         return tuple(tensor[: len(pixels)] for tensor in self._engine.run(batch, self._cut))
 
     def _find(self) -> None:
-        why_not, reference = None, None
+        found, why_not, reference = FoundHere(), None, None
         if not self._may_try.wait(_FIRST_S) and len(self._row_s) < 2 and (self._row_s or self._running.locked()):
             self._is_late = True  # a slow processor: its second run says how long a row takes
             self._may_try.wait(_FIRST_S)
@@ -389,8 +389,9 @@ class TrainerEngine:
                 self._try_engines(reference, _prompt_engines(self._context.device), _TRIAL_S)
             except FrostlineError as error:
                 why_not = str(error)
-            self._tell(self._found(), why_not)
-        finally:
+            found = self._found()
+        finally:  # a node may wait for it too
+            self._tell(found, why_not)
             self._is_known.set()
         # On a processor they would take from the loop, for minutes, what they gain it.
         if why_not is None and reference is not None and is_accelerator(self._context.device):
