@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from frostline.client.http import HttpTransport
+from frostline.core.config import LoaderSettings
 from frostline.wire.connection import address_of
 from support.nodes import make_images, until
 
@@ -63,6 +65,8 @@ def servers(tmp_path_factory):
     with started(node, folder / "node.log") as a_node, started(control, folder / "control.log") as a_plane:
         for pid, url in (a_node, a_plane):
             until(partial(answers, url))
+            if url == a_node[1]:
+                until(partial(is_warm, url))
             settle(pid)
         yield {"node": a_node, "control plane": a_plane}
 
@@ -70,6 +74,12 @@ def servers(tmp_path_factory):
 @pytest.fixture(params=["node", "control plane"])
 def server(servers, request):
     return servers[request.param]
+
+
+def is_warm(url):
+    """Whether a node has imported what it needs for networks; how fast it is it measures last."""
+    with closing(HttpTransport(url, LoaderSettings(token="secret"))) as transport:
+        return transport.health().operations_per_s > 0
 
 
 def settle(pid):
