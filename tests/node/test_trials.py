@@ -49,6 +49,7 @@ from support.nodes import (
     preprocess,
     request,
     same,
+    samples_of,
     small_network,
     until,
 )
@@ -505,6 +506,18 @@ def test_uses_the_reference_at_a_cut_where_the_engine_cannot_be_used(node):
     assert fetcher.request(samples, Route(LAST), None).engine == REFERENCE
     assert fetcher.request(samples, Route(LAST - 1), None).engine == other
     assert is_idle(node)
+
+
+def test_an_engine_that_is_named_is_made_ready_on_a_single_sample_too(new_node):
+    node, images = new_node
+    transport = LocalTransport(node)
+    transport.put_prefix(DIGEST, ARTIFACT)
+    one = samples_of(images).take(np.array([0]))
+    asked = request(images, LAST, DIGEST, samples=one, engine=OTHER)
+    found = transport.profile(ProfileRequest(features=asked, accuracy=0.1, only_here=True, only_engine=True))
+    assert [trial.engine for trial in found.trials] == [OTHER]
+    assert found.trials[0].samples_per_s > 0
+    assert joined(transport.features(asked))[3] == []
 
 
 def test_an_engine_on_raw_pixels_gives_the_same_features_as_one_on_floats(node):

@@ -36,7 +36,6 @@ __all__ = (
     "Step",
     "count_operations",
     "count_operations_and_peaks",
-    "cut_seconds",
     "cut_values",
     "dry_run",
     "dry_step",
@@ -635,7 +634,7 @@ def _operations(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made:
     return kernel_operations(func, args, kwargs, made, speed) + _BYTE * moved_bytes
 
 
-def cut_seconds(
+def timed_run(
     graph: Graph,
     leaves: Sequence[torch.Tensor],
     cuts: Sequence[Cut],
@@ -644,8 +643,8 @@ def cut_seconds(
     repeats: int,
     clock: Callable[[], float],
     between: Between | None = None,
-) -> npt.NDArray[np.float64]:
-    """Seconds a sample from the network's input to each cut.
+) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.generic], ...]]:
+    """Seconds a sample from the network's input to each cut, and the features.
 
     A run is timed node by node; the sum up to a cut is within 10 % of a run of that part alone.
 
@@ -660,22 +659,8 @@ def cut_seconds(
         between: function called between operations, as for ``Runner.run``; its time is not measured.
 
     Returns:
-        ``float64[repeats, len(cuts)]``.
+        ``float64[repeats, len(cuts)]``, and of the last run an array ``[n, ...]`` for each tensor at the frost line.
     """
-    return timed_run(graph, leaves, cuts, inputs, repeats=repeats, clock=clock, between=between)[0]
-
-
-def timed_run(
-    graph: Graph,
-    leaves: Sequence[torch.Tensor],
-    cuts: Sequence[Cut],
-    inputs: Arrays,
-    *,
-    repeats: int,
-    clock: Callable[[], float],
-    between: Between | None = None,
-) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.generic], ...]]:
-    """The seconds of ``cut_seconds``, and what its last run gave at the frost line, ``[n, ...]`` for each tensor."""
     device = _device_of(leaves)
     runner = Runner(graph, device=device)
     batch = input_tensors(inputs, device)
@@ -704,7 +689,7 @@ def cut_values(
         graph: the graph from the network's input to the frost line.
         leaves: the tensors.
         cuts: numbers of the cuts to measure, from 1.
-        inputs: inputs of the network, as for ``cut_seconds``.
+        inputs: inputs of the network, as for ``timed_run``.
         between: function called between operations, as for ``Runner.run``.
 
     Returns:

@@ -156,12 +156,6 @@ class TorchEngine:
             return self._bucketed.run(batch[0], cut, between)
         return self._runner.run(batch, self._leaves, upto=self._cuts[cut], between=between)
 
-    def cut_seconds(
-        self, inputs: Arrays, *, repeats: int, clock: Callable[[], float], between: Between | None = None
-    ) -> npt.NDArray[np.float64]:
-        """Seconds a sample up to each cut; see ``engines.measure.cut_seconds``."""
-        return self.timed_run(inputs, repeats=repeats, clock=clock, between=between)[0]
-
     def timed_run(
         self, inputs: Arrays, *, repeats: int, clock: Callable[[], float], between: Between | None = None
     ) -> tuple[npt.NDArray[np.float64], tuple[npt.NDArray[np.generic], ...]]:

@@ -43,6 +43,7 @@ _LONG_TRIAL_S = 15.0
 _MIN_TO_TRY = 200
 # Where a first batch takes eager torch longer, a loop has it sooner by an engine that is tried before any of its rows.
 _SLOW_BATCH_S = 3.0
+# How often it is looked whether a job that waits for its trainer's trial is over.
 _LOOK_S = 0.2
 # Runs that wait at a node which may try engines soon: a loop waits for their rows until it has done so.
 _FEW_RUNS = 2
@@ -124,8 +125,9 @@ def begin(
         later = _plan(context, network, nodes, lacking, kept, both_sides)
     if both_sides is not None and planned is None:
         is_alike = len(nodes) == 1 and has_same_hardware(health, context.device)
-        begin_with = partial(_at_once, context, network, engine, both_sides, found, kept, later)
-        return begin_with(tries_here=tries_here, is_alike=is_alike)
+        return _at_once(
+            context, network, engine, both_sides, found, kept, later, tries_here=tries_here, is_alike=is_alike
+        )
     refused = network.refusal(context)
     if refused is not None:
         return Beginning(engine=engine, refused=refused)

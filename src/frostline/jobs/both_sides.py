@@ -432,6 +432,8 @@ class TrainerEngine:
             )
             if (made := reference.judge_features(self._cut)) is not None:
                 self._judges = Judges(reference.judging, made)
+            if choice.engine == REFERENCE and self._engine is not None:
+                return  # what was found without other work beside it stays
             if choice.engine not in (REFERENCE, self.choice.engine):
                 trial = next(trial for trial in choice.trials if trial.engine == choice.engine)
                 checked = reference.footprint(self._cut)

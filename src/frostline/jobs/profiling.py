@@ -249,7 +249,7 @@ class TrainerProfiler:
     def _measure(self, prefix: Prefix, pixels: npt.NDArray[np.generic], packed: Sequence[Cut]) -> MeasuredPrefix:
         cuts, device = prefix.cuts, self.device
         engine = TorchEngine(prefix.graph, cuts, prefix.tensors, device=device, max_rows=self.device_batch)
-        seconds = engine.cut_seconds(pixels, repeats=_REPEATS, clock=time.perf_counter)
+        seconds = engine.timed_run(pixels, repeats=_REPEATS, clock=time.perf_counter)[0]
         middle = np.median(seconds, axis=0)
         spread = np.subtract(*np.percentile(seconds, (75, 25), axis=0))
         measured = zip(cuts, middle.tolist(), spread.tolist(), strict=True)

@@ -456,7 +456,7 @@ class Profiler:
         run = PrefixRun(resident, len(resident.prefix.cuts), self._resources.devices, scope, account)
         run.check()
         shape = _shape_of_tried(wanted, preprocess, request_memory.batch_bytes)
-        is_wanted = shape[0] > 1 and wanted.accuracy != EXACT and _can_be_tried(preprocess)
+        is_wanted = shape[0] and wanted.accuracy != EXACT and _can_be_tried(preprocess)
 
         @cache
         def pixels() -> Pixels:
