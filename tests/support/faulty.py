@@ -111,13 +111,14 @@ class FaultyWay:
                 return
             with socket.create_connection(self._node) as node:
                 self._sockets.add(node)
-                back = threading.Thread(target=self._pump, args=(node, client), daemon=True)
+                if self.mode == "killed":  # meanwhile, with no look at these two
+                    return
+                back = threading.Thread(target=self._pump, args=(node, client), kwargs={"is_answer": True}, daemon=True)
                 back.start()
-                self._pump(client, node)
+                self._pump(client, node, is_answer=False)
                 back.join()
 
-    def _pump(self, one, other):
-        is_answer = one.getpeername() == self._node
+    def _pump(self, one, other, *, is_answer):
         with suppress(OSError):
             while data := one.recv(_PIECE):
                 if self.mode in _ANSWERED and not is_answer:
