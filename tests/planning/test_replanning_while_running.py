@@ -88,9 +88,10 @@ def run(profiled, true, shares, looks):
         silent_s = 0.0 if seen.transfer_bytes > 128 << 10 else silent_s + seen.seconds
         change = None
         if rates.is_reliable(profiled) and is_news(judged, rates):
-            judged, change = rates, find_better(as_measured(profiled, rates), shares)
+            judged = rates
+            change = find_better(as_measured(profiled, rates), shares, done_per_s=rates.done_per_s)
         if change is not None:
-            rates, shares = replace(rates, tally=Observed()), shares_of(change.plan)
+            rates, shares = rates.without_mixture(), shares_of(change.plan)
             changes.append(shares)
     return shares, changes
 
@@ -185,6 +186,48 @@ def test_a_change_says_what_was_measured_and_what_it_gains():
     change = find_better(vary(profiled, bandwidth=0.6 * MB), {Route(0): 1.0})
     assert "600 kB/s may cross the link" in change.reason
     assert "held to 10 samples/s by the link" in change.reason
+
+
+@given(st.floats(0.3, 4.0), st.floats(1.0, 4.0))
+def test_the_fastest_mixture_stays_while_it_does_more_than_its_costs_allow(slowness, times):
+    """Rows arrive in bursts, so that the loop's own time is learned as much longer than it is, now and then."""
+    profiled = situation(store_slowness=slowness)
+    shares = shares_of(make_plan(profiled))
+    seen = look(profiled, shares, rows=3000)
+    rates = learn(profiled, Rates(), replace(seen, busy_s=times * seen.busy_s))
+    assert rates.done_per_s == pytest.approx(make_plan(profiled).samples_per_s, rel=0.01)
+    assert find_better(as_measured(profiled, rates), shares, done_per_s=rates.done_per_s) is None
+
+
+def test_a_mixture_that_did_less_than_another_promises_is_changed():
+    profiled = situation(store_slowness=1.0)
+    shares = shares_of(make_plan(profiled))
+    seen = look(profiled, shares, rows=3000)
+    rates = learn(profiled, Rates(), replace(seen, busy_s=2 * seen.busy_s))
+    found = as_measured(profiled, rates)
+    promised = find_better(found, shares).plan.samples_per_s
+    assert promised < rates.done_per_s
+    assert "the mixture before had 55 samples/s" in find_better(found, shares, done_per_s=55).reason
+    assert find_better(found, shares, done_per_s=promised) is None
+
+
+@pytest.mark.parametrize("changed", ["link", "share", "mixture"])
+def test_the_rate_of_a_mixture_counts_for_as_long_as_as_much_may_cross(changed):
+    profiled = situation()
+    shares = shares_of(make_plan(profiled))
+    seen = look(profiled, shares, rows=2000)
+    rates = learn(profiled, Rates(), seen)
+    assert rates.done_per_s > 0
+    if changed == "mixture":
+        assert rates.without_mixture().done_per_s == 0
+        return
+    thin = {
+        "link": look(vary(profiled, bandwidth=0.1 * MB), shares),
+        "share": replace(look(profiled, shares), allowed_bytes_per_s=0.1 * MB),
+    }[changed]
+    rates = learn(profiled, rates, thin)
+    assert rates.done_per_s == 0
+    assert learn(profiled, rates, replace(seen, allowed_bytes_per_s=thin.allowed_bytes_per_s)).done_per_s == 0
 
 
 def test_small_bodies_say_nothing_about_the_link():

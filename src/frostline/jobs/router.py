@@ -5,7 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from frostline.core import Cut, FeatureBatch, Route
 from frostline.core.errors import SettingError
@@ -368,11 +368,11 @@ class Router:
         change = None
         if self._rates.is_reliable(self._profiled) and is_news(self._judged, self._rates):
             self._judged = self._rates
-            change = find_better(self._situation, self._shares)
+            change = find_better(self._situation, self._shares, done_per_s=self._rates.done_per_s)
         if change is None:
             self._probe()
             return None
-        self._rates = replace(self._rates, tally=Observed())
+        self._rates = self._rates.without_mixture()
         self._plan = change.plan
         return self._changed(_shares(change.plan), change.reason)
 

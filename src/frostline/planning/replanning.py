@@ -506,6 +506,9 @@ class Rates:
         store_speed: the store speed as a multiple of the profiled one.
         allowed_bytes_per_s: the most that the job may move, whatever the link gives.
         tally: counts of what was seen since the sides' speeds were last learned.
+        is_steady: no more and no less could cross all that time, as far as that was seen.
+        done_per_s: samples a second that came before, by the present mixture while as much could cross; 0 where that
+            was not seen.
     """
 
     bytes_per_s: float | None = None
@@ -514,6 +517,8 @@ class Rates:
     store_speed: float = 1.0
     allowed_bytes_per_s: float = math.inf
     tally: Observed = Observed()
+    is_steady: bool = True
+    done_per_s: float = 0.0
 
     def link_bytes_per_s(self, profiled: Situation) -> float:
         """Bytes a second of the link, as it was seen last."""
@@ -531,6 +536,10 @@ class Rates:
     def crossing_bytes_per_s(self) -> float:
         """Bytes a second that may cross, as far as they were seen; infinite before."""
         return min(math.inf if self.bytes_per_s is None else self.bytes_per_s, self.allowed_bytes_per_s)
+
+    def without_mixture(self) -> "Rates":
+        """What stays known where another mixture is dealt from now on."""
+        return replace(self, tally=Observed(), is_steady=True, done_per_s=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -559,28 +568,39 @@ def learn(profiled: Situation, rates: Rates, seen: Observed) -> Rates:
     * A share of a control plane is a thinner link: jobs that plan with their shares add up to what there is.
     * The store's speed shows while the loop waits, neither link nor trainer are busy, and no share holds requests:
       then the store works all the time, and what it did, at its profiled cost, over that time is its speed.
+    * What the mixture did it can do, whatever the costs say that were learned, for as long as as much may cross.
 
     Args:
         profiled: the situation as it was measured before the job ran.
         rates: the rates, known until now.
         seen: the look.
     """
-    rates = replace(_learn_link(rates, seen), allowed_bytes_per_s=seen.allowed_bytes_per_s)
+    before, rates = rates, replace(_learn_link(rates, seen), allowed_bytes_per_s=seen.allowed_bytes_per_s)
+    if _has_changed(_may_cross(profiled, before), _may_cross(profiled, rates)):
+        rates = replace(rates, is_steady=False, done_per_s=0.0)
     tally = rates.tally + seen
     if profiled.same_host or tally.seconds < _TALLY_S or tally.count < _TALLY_ROWS:
         return replace(rates, tally=tally)
     work = resource_seconds(
         replace(profiled, head_s=0.0), {route: rows / tally.count for route, rows in tally.rows.items()}
     )
-    head_s = _beside_s(profiled, work, tally) / tally.count
-    return replace(rates, head_s=head_s, store_speed=_store_speed(rates, work, tally), tally=Observed())
+    return replace(
+        rates.without_mixture(),
+        head_s=_beside_s(profiled, work, tally) / tally.count,
+        store_speed=_store_speed(rates, work, tally),
+        done_per_s=tally.count / tally.seconds if rates.is_steady else 0.0,
+    )
 
 
 def is_news(known: Rates | None, rates: Rates) -> bool:
     """Whether rates differ enough from those that a plan was last compared with; that takes a while."""
     if known is None or (known.head_s, known.store_speed) != (rates.head_s, rates.store_speed):
         return True
-    before, now = known.crossing_bytes_per_s, rates.crossing_bytes_per_s
+    return _has_changed(known.crossing_bytes_per_s, rates.crossing_bytes_per_s)
+
+
+def _has_changed(before: float, now: float) -> bool:
+    """Whether two rates at which bytes may cross differ by more than the noise."""
     if math.isinf(before) or math.isinf(now):
         return before != now
     return not 1 / _NEWS < now / before < _NEWS
@@ -588,9 +608,12 @@ def is_news(known: Rates | None, rates: Rates) -> bool:
 
 def as_measured(profiled: Situation, rates: Rates) -> Situation:
     """The situation with what was learned in place of what was profiled."""
-    bytes_per_s = min(rates.link_bytes_per_s(profiled), rates.allowed_bytes_per_s)
-    found = vary(profiled, bandwidth=bytes_per_s, store_speed=rates.store_speed)
+    found = vary(profiled, bandwidth=_may_cross(profiled, rates), store_speed=rates.store_speed)
     return found if profiled.same_host else replace(found, head_s=rates.head_s)
+
+
+def _may_cross(profiled: Situation, rates: Rates) -> float:
+    return min(rates.link_bytes_per_s(profiled), rates.allowed_bytes_per_s)
 
 
 def resource_seconds(situation: Situation, shares: Mapping[Route, float]) -> dict[str, float]:
@@ -600,12 +623,13 @@ def resource_seconds(situation: Situation, shares: Mapping[Route, float]) -> dic
     return {name: sum(share * found[route][name] for route, share in shares.items()) for name in names}
 
 
-def find_better(situation: Situation, shares: Mapping[Route, float]) -> Replan | None:
+def find_better(situation: Situation, shares: Mapping[Route, float], *, done_per_s: float = 0.0) -> Replan | None:
     """The best plan, where it gains more over the present mixture than noise would.
 
     Args:
         situation: the situation as measured by now.
         shares: shares of the samples, by way, now.
+        done_per_s: see ``Rates``.
     """
     plan = make_plan(situation)
     seconds = resource_seconds(situation, shares)
@@ -613,12 +637,13 @@ def find_better(situation: Situation, shares: Mapping[Route, float]) -> Replan |
     if seconds[limit] <= 0:
         return None
     rate = 1 / seconds[limit]
-    if plan.samples_per_s < (1 + _MIN_GAIN) * rate:
+    if plan.samples_per_s < (1 + _MIN_GAIN) * max(rate, done_per_s):
         return None
-    gain = in_samples_per_s(plan.samples_per_s)
+    held = f"would be held to {in_samples_per_s(rate)} by the {limit}"
+    before = held if rate >= done_per_s else f"had {in_samples_per_s(done_per_s)}"
     reason = (
-        f"{in_bytes(situation.link.bytes_per_s)}/s may cross the link, the mixture before would be held to "
-        f"{in_samples_per_s(rate)} by the {limit}, this one has {gain}"
+        f"{in_bytes(situation.link.bytes_per_s)}/s may cross the link, the mixture before {before}, this one has "
+        f"{in_samples_per_s(plan.samples_per_s)}"
     )
     return Replan(plan=plan, reason=reason)
 
