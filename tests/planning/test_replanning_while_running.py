@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from frostline.core import Cut, Route
+from frostline.core.events import BatchDelivered
+from frostline.jobs.router import Clocks, Router
 from frostline.planning import Link, Situation, make_plan, vary
 from frostline.planning.replanning import (
     Observed,
@@ -21,6 +24,7 @@ from frostline.planning.replanning import (
     resource_seconds,
 )
 from frostline.profiles import CutCost, Profile
+from frostline.transport import TransportStatistics
 
 MB = 1_000_000
 ENCODED = 60_000
@@ -228,6 +232,51 @@ def test_the_rate_of_a_mixture_counts_for_as_long_as_as_much_may_cross(changed):
     rates = learn(profiled, rates, thin)
     assert rates.done_per_s == 0
     assert learn(profiled, rates, replace(seen, allowed_bytes_per_s=thin.allowed_bytes_per_s)).done_per_s == 0
+
+
+class VirtualJob:
+    """A job in virtual time that deals by a router, on sides as they are, seen as busier than they are."""
+
+    def __init__(self, true, *, times_busy):
+        self.true, self.times_busy = true, times_busy
+        self.wall_s = self.busy_s = 0.0
+        self.statistics = TransportStatistics()
+        plan = make_plan(true)
+        self.router = Router(
+            cuts=true.cuts, plan=plan, situation=true, follows=True, samples_per_request=8, cores=1,
+            transport=SimpleNamespace(statistics=lambda: self.statistics),
+            clocks=Clocks(wall=lambda: self.wall_s, busy=lambda: self.busy_s),
+        )  # fmt: skip
+        self.tell(0.0)
+
+    def tell(self, stall_s):
+        return self.router.on_event(BatchDelivered(epoch=0, samples=8, from_cache=0, stall_s=stall_s))
+
+    def run(self, looks):
+        """The changes of its plan within so many looks."""
+        changes = []
+        for _ in range(looks):
+            seen = look(self.true, self.router.shares, rows=100)
+            self.wall_s += seen.seconds
+            self.busy_s += self.times_busy * seen.busy_s
+            had = self.statistics
+            self.statistics = replace(
+                had,
+                transfer_bytes=had.transfer_bytes + seen.transfer_bytes,
+                transfer_s=had.transfer_s + seen.transfer_s,
+            )
+            for route, rows in seen.rows.items():
+                self.router.take_batch(route, range(rows))
+            changes.append(self.tell(seen.stalled_s))
+        return [change for change in changes if change is not None]
+
+
+def test_a_job_keeps_the_plan_that_does_what_it_promised_and_changes_one_that_its_user_gave():
+    """What another mixture did is no reason to keep one."""
+    job = VirtualJob(situation(store_slowness=1.0), times_busy=2.0)
+    assert not job.run(60)
+    job.router.use({Route(3): 1.0}, follow=True)
+    assert [change.before for change in job.run(2)] == ["100 % cut 3 (layer3)"]
 
 
 def test_small_bodies_say_nothing_about_the_link():

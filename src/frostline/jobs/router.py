@@ -298,7 +298,7 @@ class Router:
         with self._lock:
             self._may_follow, self._are_given = follow, not follow
             self._follows = follow and self._profiled is not None
-            self._judged = None
+            self._rates, self._judged = self._rates.without_mixture(), None
             self._shares = dict(shares)
             self._deal_by_shares()
 
