@@ -229,7 +229,7 @@ def report(changes, disturbed, undisturbed):
     stretches = []
     for (begin, mbit), end in zip(changes, ends, strict=True):
         replans = [(round(at - begin, 2), after, why) for at, after, why in disturbed["replans"] if begin <= at < end]
-        settled = begin + (replans[-1][0] if replans else 0) + min(2, (end - begin) / 2)
+        settled = begin + min(2, (end - begin) / 2)
         rows = sum(count for at, count in disturbed["taken"] if settled <= at < end)
         stretches.append({"mbit": mbit, "replans": replans, "samples_per_s_after": rows / max(1e-9, end - settled)})
     return {
@@ -515,7 +515,7 @@ def change_table(found):
     ]
     same = ("the same" if found[name] else "OTHER" for name in ("same_samples_in_the_same_order", "same_losses"))
     words = "In {} batches samples and order are {}, losses {}.".format(found["batches"], *same)
-    return markdown(["Mbit/s", "another plan after, s", "samples/s from then on"], rows) + "\n\n" + words
+    return markdown(["Mbit/s", "another plan after, s", "samples/s from 2 s on"], rows) + "\n\n" + words
 
 
 def draw(found, path):

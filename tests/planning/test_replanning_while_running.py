@@ -271,7 +271,7 @@ class VirtualJob:
         return [change for change in changes if change is not None]
 
 
-def test_a_job_keeps_the_plan_that_does_what_it_promised_and_changes_one_that_its_user_gave():
+def test_a_job_keeps_a_plan_that_does_what_it_promised_and_changes_a_users():
     """What another mixture did is no reason to keep one."""
     job = VirtualJob(situation(store_slowness=1.0), times_busy=2.0)
     assert not job.run(60)
