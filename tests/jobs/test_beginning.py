@@ -42,8 +42,8 @@ from frostline.core.events import (
 from frostline.engines.torch import TorchEngine
 from frostline.jobs import beginning
 from frostline.jobs.beginning import pays_for_upload
-from frostline.jobs.both_sides import FoundHere
 from frostline.jobs.measuring import (
+    FoundHere,
     Left,
     MeasurementCache,
     Measurements,
@@ -305,22 +305,25 @@ def test_measuring_begins_once_and_is_told_what_is_left_when_it_asks():
 
 
 @pytest.mark.parametrize(
-    ("samples", "samples_per_s", "trial_s", "speed_up", "pays"),
+    ("samples", "samples_per_s", "trial_s", "found", "pays"),
     [
-        (1000, None, None, None, True),
-        (1000, 30.0, None, None, True),
-        (150, 9.3, None, None, False),
-        (150, 9.3, 5.0, None, True),
-        (490, 6.6, None, None, True),
-        (490, 6.6, None, 1.0, False),  # a trainer like it found nothing faster
-        (490, 6.6, None, 1.15, False),  # a seventh of half the rest is less than the trial
-        (490, 6.6, None, 1.8, True),
+        (1000, None, None, FoundHere(), True),
+        (1000, 30.0, None, FoundHere(), True),
+        (150, 9.3, None, FoundHere(), False),
+        (150, 9.3, 5.0, FoundHere(), True),
+        (490, 6.6, None, FoundHere(), True),
+        (490, 6.6, None, FoundHere(samples_per_s=6.6, speed_up=1.0), False),  # a trainer like it found nothing faster
+        (490, 6.6, None, FoundHere(samples_per_s=7.6, speed_up=1.15), False),  # a seventh of it is less than the trial
+        (490, 6.6, None, FoundHere(samples_per_s=12.0, speed_up=1.8), True),
+        (260, 27.0, None, FoundHere(samples_per_s=30.0, speed_up=2.0), True),  # by the node's rate, not the trainer's
+        (260, 60.0, None, FoundHere(samples_per_s=30.0), False),  # nothing else was tried there
+        (150, None, None, FoundHere(samples_per_s=9.3), False),  # its loop has no batch yet
     ],
 )
 def test_a_node_tries_an_engine_if_what_is_left_behind_the_upload_pays_for_it(
-    samples, samples_per_s, trial_s, speed_up, pays
+    samples, samples_per_s, trial_s, found, pays
 ):
-    assert beginning.pays_for_trial(Left(samples=samples, samples_per_s=samples_per_s), trial_s, speed_up) is pays
+    assert beginning.pays_for_trial(Left(samples=samples, samples_per_s=samples_per_s), trial_s, found) is pays
 
 
 def test_a_loop_past_its_announced_end_is_expected_to_last_as_long_again():

@@ -25,7 +25,7 @@ from frostline.engines.catalog import absence
 from frostline.engines.choice import Choice
 from frostline.engines.torch import COMPILER, has_compiler
 from frostline.jobs import beginning, both_sides, measuring
-from frostline.jobs.measuring import Measurements
+from frostline.jobs.measuring import FoundHere, Measurements
 from frostline.jobs.partition import PartitionedModel, TorchLocalPrefix
 from frostline.loaders.fetch import EngineChoice, Shipment
 from frostline.models import cutting
@@ -542,8 +542,8 @@ def test_a_node_whose_trial_takes_long_computes_its_share_meanwhile(folder, expe
 def test_of_two_sides_alike_one_tries_a_slow_network_and_the_other_computes(folder, expected, monkeypatch):
     computed, asked, choose, features = threading.Event(), [], both_sides.Trials.choose, HttpTransport.features
 
-    def pays(left, trial_s, speed_up=None):
-        asked.append((left.samples_per_s, speed_up))
+    def pays(left, trial_s, found):
+        asked.append(found)
         return False
 
     def noted(transport, request):
@@ -570,9 +570,9 @@ def test_of_two_sides_alike_one_tries_a_slow_network_and_the_other_computes(fold
         until(lambda: asked)
         assert sides(job)[job.frost_line.number] > 0
         assert job.engine == EngineChoice()
-    [(samples_per_s, speed_up)] = asked
-    assert samples_per_s > 0, "the trial's, though no batch has come yet"
-    assert speed_up > 0
+    [found] = asked
+    assert found.samples_per_s > 0
+    assert found.speed_up > 0
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -590,7 +590,7 @@ def test_a_trial_that_breaks_off_in_a_way_nobody_expects_holds_up_no_node(folder
     with node_elsewhere(folder) as url, job_near(url, folder) as job:
         np.testing.assert_allclose(rows_of(job), expected, rtol=1e-3, atol=1e-4)
         until(lambda: asked)
-    assert asked == [None], "the node decides as if nobody had tried"
+    assert asked == [FoundHere()], "the node decides as if nobody had tried"
 
 
 def test_rows_of_small_requests_that_wait_share_a_run_and_go_to_their_own():

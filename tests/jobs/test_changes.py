@@ -22,6 +22,7 @@ from frostline.core.errors import ModelError, NetworkChanged, SettingError
 from frostline.core.events import SetupWarning
 from frostline.models import changes, freeze
 from frostline.models.changes import checksum, quick_sum
+from frostline.models.head import SkippingHead
 from frostline.models.modules import unwrap
 from support import plain
 from support.images import image_folder, tiny_preprocess
@@ -437,6 +438,17 @@ def test_frozen_layers_that_ask_for_their_mode_in_their_code_are_named(folder, k
             next(iter(job.loader(BATCH)))
         with pytest.raises(NetworkChanged, match=says):  # workers may have brought them
             job.head(before[0])
+
+
+def test_modes_that_nobody_asks_for_are_not_tried(folder, monkeypatch):
+    tried, makes = [], SkippingHead.makes_the_same_
+    monkeypatch.setattr(SkippingHead, "makes_the_same_", lambda *said, **how: tried.append(how) or makes(*said, **how))
+    model = freeze(Net().eval(), "last", input_shape=(3, 32, 32))
+    with job_for(folder, model) as job:
+        for module in (model.stem[2], model.body[2], model.last[2]):
+            module.train()
+        assert [batch.features for batch in job.loader(BATCH)]
+    assert not any("training" in how for how in tried)
 
 
 SAME = {

@@ -18,6 +18,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -28,13 +29,15 @@ import torch
 from starlette.requests import Request
 
 from frostline.client.http import HttpTransport
+from frostline.core import GraphNode, Ref
 from frostline.core.config import LoaderSettings, NodeSettings
 from frostline.core.declared import PARSED_BYTES
 from frostline.core.errors import BadRequest, EngineNotReady, OverBudget, Overloaded, UnknownTraining, UnsafeArtifact
 from frostline.core.files import FileCache
 from frostline.engines.graph_runner import leaf_values
 from frostline.engines.measure import GraphLimits, dry_run
-from frostline.models.artifact import digest_of, header_of, read_prefix, write_prefix
+from frostline.models.artifact import digest_of, graph_from_json, graph_to_json, header_of, read_prefix, write_prefix
+from frostline.models.rows_apart import keeps_rows_apart_by_runs
 from frostline.node import Node, operations, prefixes
 from frostline.node import inspection as inspections
 from frostline.node.feature_cache import NodeCache
@@ -50,6 +53,7 @@ from frostline.node.trials.queue import TrialQueue
 from frostline.preprocess.decoders import Decoders
 from frostline.wire.connection import address_of
 from frostline.wire.messages import ProfileRequest
+from frostline.wire.pieces import PREAMBLE_BYTES, Piece, without
 from support.hostile import X, after, artifact, attacks, chain, node, peak_bytes, put
 from support.nodes import artifact_of, is_idle, joined, make_images, request, samples_of, served, small_network, until
 from support.prefixes import small_prefix
@@ -658,15 +662,107 @@ def test_a_strangers_prefix_that_mixes_rows_is_refused_before_others_rows_come_i
         until(lambda: is_idle(serving))
 
 
-def test_a_strangers_prefix_is_checked_once_for_each_cut_that_is_asked_for(images, inspector, monkeypatch):
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_strangers_rows_are_checked_once_a_cut_unless_operations_say_enough(images, inspector, monkeypatch, is_known):
     asked, look = [], TorchBridge.is_mixing
     monkeypatch.setattr(TorchBridge, "is_mixing", lambda *given: asked.append(1) or look(*given))
-    digest, body = artifact_of(small_network())
+    network = small_network()
+    body = write_prefix(network.prefix if is_known else with_a_turn(network.prefix))
+    digest = digest_of(body)
+    assert inspected(inspector, body).keeps_rows_apart == is_known
     with Node(NodeSettings(memory_bytes=MEMORY), (images.as_uri(),), inspector) as serving:
         serving.put_prefix(digest, body)
         for cut in (2, 2, 3, 3, 2):
             assert len(joined(serving.features(request(images, cut, digest)))[0]) == 6
-    assert len(asked) == 2
+    assert len(asked) == (0 if is_known else 2)
+
+
+def with_a_turn(prefix):
+    """The same behind an operation that has no rule, and changes nothing."""
+    [name] = prefix.graph.inputs
+    turn = GraphNode(name="turned", op="aten.movedim.int", args=(Ref(name), 1, 1))
+    said = json.dumps(graph_to_json(prefix.graph)).replace(json.dumps({"ref": name}), '{"ref": "turned"}')
+    graph = graph_from_json(json.loads(said))
+    cuts = tuple(replace(cut, after=cut.after + 1) if cut.after >= 0 else cut for cut in prefix.cuts)
+    return replace(prefix, graph=replace(graph, nodes=(turn, *graph.nodes)), cuts=cuts)
+
+
+SIZE = node("n", "aten.sym_size.int", X, 0)
+# (n - 8)(n - 9), which is nothing for batches of eight and nine.
+NOTHING = [
+    node("a", "operator.sub", {"ref": "n"}, 8),
+    node("b", "operator.sub", {"ref": "n"}, 9),
+    node("c", "operator.mul", {"ref": "a"}, {"ref": "b"}),
+]
+HIDING = {
+    "rows elsewhere": [
+        *(SIZE, *NOTHING, node("d", "operator.add", {"ref": "n"}, {"ref": "c"})),
+        node("e", "aten.view.default", X, [{"ref": "d"}, 3, 32, -1]),
+    ],
+    "a slice of sizes": [
+        *(SIZE, *NOTHING, node("d", "operator.sub", 32, {"ref": "c"})),
+        node("e", "aten.slice.Tensor", X, 3, 0, {"ref": "d"}),
+    ],
+    "a shift by rows": [SIZE, node("e", "aten.roll.default", X, [{"ref": "n"}], [3])],
+    "rows of nine": [node("e", "aten.view.default", X, [9, -1, 32, 32])],
+    "halves of a batch": [
+        node("h", "aten.view.default", X, [2, -1, 3, 32, 32]),
+        node("e", "aten.flip.default", {"ref": "h"}, [0]),
+    ],
+    "a mean of all rows": [
+        node("v", "aten.view.default", X, [-1, 32]),
+        node("e", "aten.softmax.int", {"ref": "v"}, 0),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", HIDING)
+def test_no_strangers_sizes_make_rows_that_mix_look_apart(name):
+    prefix = read_prefix(artifact(HIDING[name], shape=W, inputs=W))
+    assert not keeps_rows_apart_by_runs(prefix.graph, prefix.inputs, prefix.tensors)
+
+
+HEAVY = torch.zeros(3 << 20)  # twelve megabytes of weights
+
+
+def test_a_graph_that_is_refused_is_refused_before_its_weights_have_come(images, inspector):
+    body = artifact([node("e", "aten.nonzero.default", X)], {"w": HEAVY})
+    with Node(NodeSettings(memory_bytes=256 << 20), (images.as_uri(),), inspector) as serving:
+        with serving.upload(digest_of(body), len(body)) as sending:
+            sending.begin()
+            sending.write(body[: 1 << 16])
+            sent = iter(range(1 << 16, len(body)))
+            until(lambda: is_refused(sending, body, sent))
+            assert next(sent) < len(body) // 2
+        until(lambda: is_idle(serving))
+
+
+def is_refused(sending, body, sent):
+    place = next(sent)
+    with suppress(UnsafeArtifact):
+        sending.write(body[place : place + 1])
+        return False
+    return True
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_what_is_inspected_is_the_header_that_the_file_has_in_the_end(images, inspector, monkeypatch, is_other):
+    body = artifact([node("e", "aten.relu.default", X)], {"w": HEAVY})
+    ends = len(header_of(body)) + PREAMBLE_BYTES
+    looked, inspect = [], Inspector.inspect
+    monkeypatch.setattr(Inspector, "inspect", lambda *said, **more: looked.append(said[1]) or inspect(*said, **more))
+    monkeypatch.setattr(prefixes.Prefixes, "write_piece", lambda _, __, many, ___, file: file.write(body[9 : 9 + many]))
+    hidden = [Piece(digest="0" * 64, start=9, stop=ends - 9)] if is_other else []
+    with (
+        Node(NodeSettings(memory_bytes=256 << 20), (images.as_uri(),), inspector) as serving,
+        serving.upload(digest_of(body), len(body), is_in_pieces=True) as sending,
+    ):
+        sending.begin()
+        sent = without(body, hidden)
+        sending.write(sent[: 1 << 16])
+        sending.write(sent[1 << 16 :])
+        sending.finish()
+    assert looked == [header_of(body)]
 
 
 def test_a_check_that_takes_too_long_is_ended_and_the_next_is_not(inspector):

@@ -21,7 +21,16 @@ from frostline.jobs.context import (
     shares_cores,
     total_samples,
 )
-from frostline.jobs.measuring import Left, MeasurementCache, Measurements, Measuring, Shipping, Stage, doing_after
+from frostline.jobs.measuring import (
+    FoundHere,
+    Left,
+    MeasurementCache,
+    Measurements,
+    Measuring,
+    Shipping,
+    Stage,
+    doing_after,
+)
 from frostline.jobs.router import BothSides
 from frostline.loaders.fetch import EngineChoice, NodeEngine
 from frostline.planning import Plan, Situation, make_plan, plan_at_cut
@@ -29,7 +38,7 @@ from frostline.planning.replanning import is_worth_measuring, is_worth_sending, 
 from frostline.transport import Cancellation
 
 if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
-    from frostline.jobs.both_sides import FoundHere, TrainerEngine
+    from frostline.jobs.both_sides import TrainerEngine
     from frostline.jobs.partition import PartitionedModel
 
 __all__ = ("Beginning", "begin", "pays_for_trial", "pays_for_upload", "rows_before_trial")
@@ -41,8 +50,9 @@ _SOON_S = 10.0
 # A node that tries for longer than this, as a busy or slow one does, computes its share in eager torch meanwhile.
 _LONG_TRIAL_S = 15.0
 _MIN_TO_TRY = 200
-# Where a first batch takes eager torch longer, a loop has it sooner by an engine that is tried before any of its rows.
-_SLOW_BATCH_S = 3.0
+# Where a first batch takes eager torch longer, a loop has it as soon by an engine that is tried before any of its rows,
+# and those behind it sooner: a trial takes about as long as eager torch does for eight of them, and a second.
+_SLOW_BATCH_S = 1.5
 # How often it is looked whether a job that waits for its trainer's trial is over.
 _LOOK_S = 0.2
 # Runs that wait at a node which may try engines soon: a loop waits for their rows until it has done so.
@@ -165,7 +175,7 @@ def _at_once(
     is_alike: bool,
 ) -> Beginning:
     """Begin at the trainer, while the frozen part is on its way to the node and the node tries an engine."""
-    from frostline.jobs.both_sides import FoundHere, TrainerEngine
+    from frostline.jobs.both_sides import TrainerEngine
 
     line, samples = Route(context.cuts[-1].number), total_samples(context)
     first_bytes = first_batch_bytes(context.data, context.settings)
@@ -235,7 +245,7 @@ class _NodeStart:
     engine: NodeEngine
     both_sides: BothSides
     kept: MeasurementCache
-    found_here: "Future[FoundHere]"
+    found_here: Future[FoundHere]
     first_bytes: int
     tries: bool
     follows_trainer: bool
@@ -264,20 +274,17 @@ class _NodeStart:
     def _trial(
         self, cancellation: Cancellation, left: Callable[[], Left], begin_at_node: Callable[..., None]
     ) -> Measurements | None:
-        speed_up, samples_per_s = None, None
+        found = FoundHere()
         if self.follows_trainer:
             begin_at_node(max_waiting=_FEW_RUNS * ROWS)
             found = _when_known(self.found_here, cancellation)
-            speed_up, samples_per_s = found.speed_up, found.samples_per_s or None
         # The weights may have been long on their way; the trainer goes on with its share meanwhile.
-        now = left()
-        now = replace(now, samples_per_s=now.samples_per_s or samples_per_s)  # its loop may have no batch yet
-        if not pays_for_trial(now, self.context.settings.trial_s, speed_up):
+        if not pays_for_trial(left(), self.context.settings.trial_s, found):
             return None
         self.both_sides.close(self._line)  # what is asked for now would wait for the trial
         with suppress(OverBudget), doing_after(_LONG_TRIAL_S, begin_at_node):  # it is told with the answer
             self.context.asking.on_event(PhaseStarted(name="trying an engine"))
-            made = self.network.engine(self.context, cancellation, now.samples)
+            made = self.network.engine(self.context, cancellation, left().samples)
             self.kept.put(made)
             self.engine.choice = made.choice
             self.both_sides.begin_again(self._line, made.choice.samples_per_s)
@@ -286,7 +293,7 @@ class _NodeStart:
 
 
 def pays_for_upload(
-    both_sides: BothSides, line: Route, found_here: "Future[FoundHere]", left: Callable[[], Left], needed_s: float
+    both_sides: BothSides, line: Route, found_here: Future[FoundHere], left: Callable[[], Left], needed_s: float
 ) -> bool | None:
     """Whether weights are sent; None where that depends on an engine that the trainer has not found yet.
 
@@ -323,20 +330,23 @@ def rows_before_trial(device_batch: int, row_s: float | None, samples: int) -> i
     return 0 if is_worth_trying(samples_left=samples // 2, samples_per_s=1 / row_s) else device_batch
 
 
-def pays_for_trial(left: Left, trial_s: float | None, speed_up: float | None = None) -> bool:
+def pays_for_trial(left: Left, trial_s: float | None, found: FoundHere) -> bool:
     """Whether a node that has got the weights tries an engine, before it computes its share of what is left.
 
     Args:
         left: rest of the job.
         trial_s: seconds that the user gives trials; None for as many as pay.
-        speed_up: see ``is_worth_trying``.
+        found: result of the trial at a trainer like the node; an empty one where it is another machine.
     """
-    if trial_s is not None or left.samples_per_s is None:
+    if trial_s is not None:
         return True
-    return is_worth_trying(samples_left=left.samples // 2, samples_per_s=left.samples_per_s, speed_up=speed_up)
+    speed_up, per_s = found.speed_up, left.samples_per_s or found.samples_per_s or None
+    if speed_up is not None:
+        per_s = found.samples_per_s / speed_up  # as the node does without an engine
+    return per_s is None or is_worth_trying(samples_left=left.samples // 2, samples_per_s=per_s, speed_up=speed_up)
 
 
-def _when_known(found_here: "Future[FoundHere]", cancellation: Cancellation) -> "FoundHere":
+def _when_known(found_here: Future[FoundHere], cancellation: Cancellation) -> FoundHere:
     """What the trainer has found, as soon as it has.
 
     Raises:

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
@@ -42,6 +41,7 @@ from frostline.engines.protocols import Engine, Footprint, Pixels, evaluation_pi
 from frostline.engines.torch import TorchEngine
 from frostline.engines.trials import features
 from frostline.jobs.context import JobContext, has_engines, judges_of, total_samples
+from frostline.jobs.measuring import FoundHere
 from frostline.jobs.partition import TorchLocalPrefix
 from frostline.jobs.router import BothSides
 from frostline.loaders.local_stage import decode
@@ -56,7 +56,7 @@ from frostline.preprocess.sounds import has_sound_packages
 from frostline.preprocess.tokens import has_tokenizers
 from frostline.wire.messages import Health
 
-__all__ = ("FoundHere", "Judges", "SharedRuns", "TrainerEngine", "both_sides_of", "can_be_tried")
+__all__ = ("Judges", "SharedRuns", "TrainerEngine", "both_sides_of", "can_be_tried")
 
 T = TypeVar("T")
 _Arrays = Sequence[npt.NDArray[np.generic]]
@@ -252,20 +252,6 @@ def _some_bytes(pixels: npt.NDArray[np.generic]) -> list[bytes]:
     """A few numbers of each row, by which it is looked up."""
     rows = pixels.reshape(len(pixels), math.prod(pixels.shape[1:]))
     return [row.tobytes() for row in rows[:, :: max(1, rows.shape[1] // _COMPARED)]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundHere:
-    """What is known once engines were tried at the trainer.
-
-    Attributes:
-        samples_per_s: samples a second of the engine that runs, in its trial; 0 if nobody knows.
-        speed_up: speed of that engine, times eager torch's, 1 where eager torch is the fastest; None where no other
-            one was tried.
-    """
-
-    samples_per_s: float = 0.0
-    speed_up: float | None = None
 
 
 class TrainerEngine:

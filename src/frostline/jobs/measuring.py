@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # of PyTorch, which jobs without a model do without
     from frostline.jobs.context import JobContext
 
 __all__ = (
+    "FoundHere",
     "Measure",
     "MeasurementCache",
     "Measurements",
@@ -111,6 +112,20 @@ class Left:
 
     samples: int
     samples_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundHere:
+    """What is known once engines were tried at the trainer.
+
+    Attributes:
+        samples_per_s: samples a second of the engine that runs, in its trial; 0 if nobody knows.
+        speed_up: speed of that engine, times eager torch's, 1 where eager torch is the fastest; None where no other
+            one was tried.
+    """
+
+    samples_per_s: float = 0.0
+    speed_up: float | None = None
 
 
 Measure = Callable[[Cancellation, Callable[[], Left]], Measurements | None]

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import IO, Any
 
@@ -39,6 +39,7 @@ from frostline.engines.measure import (
 from frostline.engines.protocols import Footprint
 from frostline.models.cuts import DTYPE_BYTES
 from frostline.models.graph import changes, is_random, reads, uses_batch_statistics
+from frostline.models.rows_apart import keeps_rows_apart_by_runs
 from frostline.preprocess.tokens import MAX_TOKENIZER_BYTES, opened_tokenizer, why_unbounded
 from frostline.wire.pieces import MIN_BYTES
 
@@ -449,15 +450,25 @@ def tokenizer_of(body: bytes | memoryview) -> bytes:
         UnsafeArtifact: The file is no prefix, or its tokenizer is too large.
     """
     header = header_of(body)
+    start, stop = tokenizer_span(header)
+    if not 0 <= stop - start <= MAX_TOKENIZER_BYTES:
+        raise UnsafeArtifact(f"the tokenizer of a prefix is JSON of up to {MAX_TOKENIZER_BYTES >> 20} MiB")
+    first = _LENGTH + len(header)
+    return bytes(body[first + start : first + stop])
+
+
+def tokenizer_span(header: bytes) -> tuple[int, int]:
+    """Where the tokenizer lies behind the header of a prefix's file, from and up to; two zeros where there is none.
+
+    Raises:
+        UnsafeArtifact: The bytes are no header of a prefix.
+    """
     try:
         entry = json.loads(header).get(_TOKENIZER)
         start, stop = (0, 0) if entry is None else map(integer, entry["data_offsets"])
     except BROKEN as error:
         raise UnsafeArtifact(f"this is not a prefix: {type(error).__name__}: {str(error)[:300]}") from error
-    if not 0 <= stop - start <= MAX_TOKENIZER_BYTES:
-        raise UnsafeArtifact(f"the tokenizer of a prefix is JSON of up to {MAX_TOKENIZER_BYTES >> 20} MiB")
-    first = _LENGTH + len(header)
-    return bytes(body[first + start : first + stop])
+    return start, stop
 
 
 def read_outline(header: bytes) -> Prefix:
@@ -568,22 +579,26 @@ class Inspection:
     Attributes:
         memory: memory of running to a cut, and from it.
         operations: operations of running eight samples to a cut.
+        keeps_rows_apart: True if its operations say that each sample comes out the same in any company.
     """
 
     memory: Mapping[int, CutMemory]
     operations: Mapping[int, Operations]
+    keeps_rows_apart: bool = False
 
     def to_json(self) -> str:
-        """All numbers as JSON."""
-        return json.dumps({number: self._numbers(number) for number in self.memory})
+        """All of it as JSON."""
+        cuts = {number: self._numbers(number) for number in self.memory}
+        return json.dumps({"cuts": cuts, "keeps_rows_apart": self.keeps_rows_apart})
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Inspection":
         """The inverse of ``to_json``, once it is parsed."""
-        found: dict[int, list[int]] = {int(number): numbers for number, numbers in value.items()}
+        found: dict[int, list[int]] = {int(number): numbers for number, numbers in value["cuts"].items()}
         return cls(
             memory={number: _memory(counts) for number, counts in found.items()},
             operations={number: Operations(total=counts[4], heaviest=counts[5]) for number, counts in found.items()},
+            keeps_rows_apart=value["keeps_rows_apart"] is True,
         )
 
     def _numbers(self, number: int) -> list[int]:
@@ -608,7 +623,9 @@ def inspect_prefix(header: bytes, *, max_rows: int, limits: GraphLimits) -> Insp
     leaves = leaf_values(prefix.graph, prefix.tensors)
     found = inspect_graph(prefix.graph, leaves, prefix.cuts, max_rows=max_rows, limits=limits)
     _inspect_lengths(prefix, leaves, found, limits)
-    return found
+    # Texts run on fewer tokens too, whose dimensions are other ones.
+    is_apart = prefix.lengths is None and keeps_rows_apart_by_runs(prefix.graph, prefix.inputs, prefix.tensors)
+    return replace(found, keeps_rows_apart=is_apart)
 
 
 def _inspect_lengths(prefix: Prefix, leaves: Sequence[torch.Tensor], whole: Inspection, limits: GraphLimits) -> None:

@@ -68,6 +68,10 @@ class Reads(Protocol):
     def python_reads_(self) -> tuple[tuple[str, str, Any], ...]:
         """Path of a module, name and value of each attribute."""
 
+    @property
+    def asked_modes_(self) -> frozenset[str]:
+        """Paths of the modules that the network's code asks for their mode there, so that it may matter."""
+
     def changed_read_(self) -> str | None:
         """One of these that changes what lies before the frost line by its value now, in words."""
 
@@ -264,8 +268,9 @@ class FrozenWatch:
         self._every = -(-sum(tensor.nbytes for *_, tensor in tensors) // _READ_BYTES) or 1
         self._seen = [self._see(*found) for found in tensors]
         self._minding = [module for module in self._modules if minds_modes and module.minds_mode]
+        asked = {id(model.get_submodule(path)) for path in head.asked_modes_} if isinstance(head, Reads) else set()
         kept = [module for module in self._modules if minds_modes and not (module.minds_mode or module.module.training)]
-        self._in_eval = [(module.path, module.module) for module in kept]
+        self._in_eval = [(module.path, module.module) for module in kept if id(module.module) in asked]
         self._harmless: set[tuple[str, ...]] = {()}  # paths of those whose mode was found to change nothing
         self._small = cycle([seen for seen in self._seen if _is_small(seen.tensor)])
         self._next_read, self._read_at = cycle(self._seen), -math.inf

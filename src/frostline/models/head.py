@@ -448,6 +448,11 @@ class SkippingHead(Head):
         return self._plan_.reads
 
     @property
+    def asked_modes_(self) -> frozenset[str]:
+        """Paths of the modules that are asked for their mode before the frost line; see ``SkipPlan``."""
+        return self._plan_.asked
+
+    @property
     def taken_tensors_(self) -> frozenset[int]:
         """Numbers of the tensors at the frost line that its code takes; it makes the others again, of these."""
         return self._plan_.taken

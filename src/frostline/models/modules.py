@@ -185,7 +185,9 @@ def is_in_place(name: str) -> bool:
 
 
 @contextmanager
-def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -> Iterator[None]:
+def watch_reads(
+    model: nn.Module, tell: Callable[[nn.Module, str, Any], None], tell_mode: Callable[[nn.Module], None]
+) -> Iterator[None]:
     """Have it told which plain attributes of the modules are read meanwhile; those of every module are left out.
 
     Plain are numbers, texts, and small lists, dicts, sets and tuples of them, of which copies are told.
@@ -193,14 +195,17 @@ def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -
     Args:
         model: network.
         tell: function that is told the module, the name and the value when it is read for the first time.
+        tell_mode: function that is told each module that is asked for its mode, or may be unseen.
     """
     changed, told = [], set[tuple[int, str]]()
     try:
         for module in model.modules():
             kind = type(module)
-            with suppress(TypeError):  # it has a layout of its own, as what is written in C
-                module.__class__ = _telling(kind, tell, told)
+            try:
+                module.__class__ = _telling(kind, tell, tell_mode, told)
                 changed.append((module, kind))
+            except TypeError:  # it has a layout of its own, as what is written in C
+                tell_mode(module)
         yield
     finally:
         for module, kind in changed:
@@ -208,10 +213,15 @@ def watch_reads(model: nn.Module, tell: Callable[[nn.Module, str, Any], None]) -
 
 
 def _telling(
-    kind: type[nn.Module], tell: Callable[[nn.Module, str, Any], None], told: set[tuple[int, str]]
+    kind: type[nn.Module],
+    tell: Callable[[nn.Module, str, Any], None],
+    tell_mode: Callable[[nn.Module], None],
+    told: set[tuple[int, str]],
 ) -> type[nn.Module]:
     def read(self: nn.Module, name: str) -> Any:
         value = kind.__getattribute__(self, name)
+        if name == "training":
+            tell_mode(self)
         is_told = name in OWN_NAMES or (id(self), name) in told
         if not is_told and name in object.__getattribute__(self, "__dict__"):
             told.add((id(self), name))

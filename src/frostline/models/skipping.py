@@ -140,6 +140,7 @@ class SkipPlan:
         idle: paths of the modules that run before the frost line alone.
         reads: path of a module, name and value of each of its attributes that is read before the frost line and is
             not changed by a run.
+        asked: paths of the modules that are asked for their mode there, or may be unseen: no other mode matters.
         written: numbers of the activations into which the network writes, so that it is given copies of these.
         learning: numbers of those that require gradients in the network, as where checkpoints of activations need it.
         inside: paths of modules that count as one operation where they are called with activations alone, since the
@@ -150,6 +151,7 @@ class SkipPlan:
     skipped: tuple[_SkippedCall, ...] = ()
     idle: frozenset[str] = frozenset()
     reads: tuple[tuple[str, str, Any], ...] = ()
+    asked: frozenset[str] = frozenset()
     written: frozenset[int] = frozenset()
     learning: frozenset[int] = frozenset()
     inside: frozenset[str] = frozenset()
@@ -291,11 +293,11 @@ def plan_of(
     counted = [call for call in calls if _is_counted(call, inside, entries)]
     calls = [call for call in calls if not _is_within(call, [*map(id, counted)])]
     plan = SkipPlan(placements=tuple(placed.values()), idle=_idle(model, calls, placed), inside=inside)
-    others, learning, reads = _run_again(model, plan, batch, features, before)
+    others, learning, reads, asked = _run_again(model, plan, batch, features, before)
     skipped = tuple(_skippable(model, calls, others, plan, placed, entries))
     if not {*entries} <= {place for call in skipped for place in range(call.starts, call.ends)}:
         return None  # what counted as one operation would run as it is
-    return replace(plan, skipped=skipped, reads=reads, learning=learning)
+    return replace(plan, skipped=skipped, reads=reads, asked=asked, learning=learning)
 
 
 def _run_on(
@@ -347,26 +349,28 @@ def _run_again(
     batch: Sequence[torch.Tensor],
     features: Sequence[torch.Tensor],
     before: Mapping[int, Mapping[str, Any]],
-) -> tuple[list[CountedCall], frozenset[int], tuple[tuple[str, str, Any], ...]]:
-    """What ``_calls_on`` finds, and the attributes that are read before the frost line in that run.
+) -> tuple[list[CountedCall], frozenset[int], tuple[tuple[str, str, Any], ...], frozenset[str]]:
+    """What ``_calls_on`` finds, the attributes that are read before the frost line, and who is asked for its mode.
 
     It has to give the same features; where it does not, the rows of before say whether that is by their number. What
     the first run has set, as transformers notes that its hooks are there, is the network's own and left out.
     """
     paths = {id(module): path for path, module in model.named_modules()}
     first: dict[tuple[int, str], tuple[nn.Module, Any]] = {}
+    asked: set[int] = set()
 
     def read(module: nn.Module, name: str, value: Any) -> None:
         first.setdefault((id(module), name), (module, value))
 
-    with watch_reads(model, read):
+    with watch_reads(model, read, lambda module: asked.add(id(module))):
         is_same = False  # also where it fails
         try:
             calls, learning, is_same = _calls_on(model, plan, batch, features)
         finally:
             if not is_same:
                 _run_to_the_line(model, plan, batch, features, _ERRORS[-1])
-    return calls, learning, tuple(_steady(first, paths, before, plan.idle))
+    reads = tuple(_steady(first, paths, before, plan.idle))
+    return calls, learning, reads, frozenset(paths[key] for key in asked)
 
 
 def _run_to_the_line(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Inspector", "kept_inspections")
 
-_FORMAT = 1
+_FORMAT = 2
 _MAX_ANSWER_BYTES = 16 << 20
 _PIECE = 1 << 16
 # Seconds to wait per processor second of a check: on a busy machine a child gets few of its seconds.

@@ -3,8 +3,9 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
 from typing import IO, TYPE_CHECKING
@@ -29,7 +30,7 @@ from frostline.wire.pieces import PREAMBLE_BYTES, Piece, list_bytes, pieces_from
 
 if TYPE_CHECKING:
     from frostline.engines.torch import TorchEngine
-    from frostline.models.artifact import Prefix
+    from frostline.models.artifact import Inspection, Prefix
 
 __all__ = (
     "PieceUpload",
@@ -60,7 +61,7 @@ class Resident:
         rows: maximum rows of a run, at which the engine is fastest.
         served: function that is called with the device seconds of each use, divided by its tenant's weight.
         check_rows: function that refuses a cut at which the rows of a batch change each other; None where the trainer
-            has looked.
+            has looked, or the operations say that none do.
     """
 
     prefix: "Prefix"
@@ -153,7 +154,7 @@ class Prefixes:
         self._making = threading.Lock()
         self._naming = threading.Lock()
         self._pieces: dict[str, Mapping[str, str]] = {}
-        self._rows = RowChecks(bridge) if bridge.checks_rows else None
+        self._rows = RowChecks(bridge)
 
     def __len__(self) -> int:
         return len(self._weights)
@@ -196,7 +197,18 @@ class Prefixes:
             is_abandoned=is_abandoned,
         )
 
-    def put(self, digest: str, body: bytes, reservation: WeightReservation[Resident], tenant: str) -> None:
+    def inspect_ahead(self, header: bytes, tenant: str) -> "Future[Inspection] | None":
+        """See ``TorchBridge.inspect_ahead``."""
+        return self._bridge.inspect_ahead(header, tenant)
+
+    def put(
+        self,
+        digest: str,
+        body: bytes,
+        reservation: WeightReservation[Resident],
+        tenant: str,
+        inspected: "Future[Inspection] | None" = None,
+    ) -> None:
         """Take an uploaded prefix.
 
         Args:
@@ -204,6 +216,7 @@ class Prefixes:
             body: content of its file.
             reservation: memory reserved for it.
             tenant: name of the tenant that uploads it.
+            inspected: result of an inspection that began when its header had come; None inspects it now.
 
         Raises:
             BadRequest: The body does not match the digest.
@@ -213,12 +226,21 @@ class Prefixes:
         """
         if self._bridge.digest_of(body) != digest:
             raise BadRequest("the prefix does not match its digest: it changed on the way")
-        inspection = self._bridge.inspect(body, tenant)
+        inspection = self._bridge.inspect(body, tenant) if inspected is None else inspected.result()
         prefix = self._bridge.read(body)
         reservation.resize(len(body) + len(prefix.graph.nodes) * _NODE_BYTES)
         engines = self._bridge.references(prefix, inspection)
         reservation.keep(
-            self._resident(digest, prefix, engines, engines, min(self._bridge.rows(inspection), self._max_rows))
+            Resident(
+                prefix=prefix,
+                references=engines,
+                engines=engines,
+                rows=min(self._bridge.rows(inspection), self._max_rows),
+                served=partial(self._weights.charge_prefix, digest),
+                check_rows=None
+                if inspection is None or inspection.keeps_rows_apart
+                else partial(self._rows.check, digest, prefix),
+            )
         )
         self._counters.add(uploads=1)
 
@@ -346,25 +368,8 @@ class Prefixes:
                 made = tuple(TriedEngine(engine=engine, trial=trial) for engine in self._bridge.for_each_device(make))
                 reservation.resize(trial.weight_bytes)
                 rows = max(ROWS, min(trial.rows, self._max_rows))
-                reservation.keep(self._resident(digest, reference.prefix, reference.references, made, rows))
+                reservation.keep(replace(reference, engines=made, rows=rows))
         return number
-
-    def _resident(
-        self,
-        digest: str,
-        prefix: "Prefix",
-        references: "tuple[TorchEngine, ...]",
-        engines: tuple[Engine, ...],
-        rows: int,
-    ) -> Resident:
-        return Resident(
-            prefix=prefix,
-            references=references,
-            engines=engines,
-            rows=rows,
-            served=partial(self._weights.charge_prefix, digest),
-            check_rows=None if self._rows is None else partial(self._rows.check, digest, prefix),
-        )
 
 
 def _write(content: memoryview, nbytes: int, file: IO[bytes]) -> bool:
@@ -432,6 +437,8 @@ _LENGTH = 8
 # busy node. A client that asks before it sends waits for twenty seconds.
 _TURN_S = 8.0
 _RETRY_AFTER_S = 1.0
+# Weights that take a network longer than their graph takes to be inspected.
+_MANY_BYTES = 4 << 20
 
 
 class Upload(Closing):
@@ -460,6 +467,9 @@ class Upload(Closing):
         self._held.enter_context(admission)
         self._parsing = min(memory.total_bytes // 4, _MAX_PARSED)
         self._usual_parsed = min(self._parsing, _USUAL_PARSED, memory.batch_bytes // 2)
+        self._header_bytes = self._seen_bytes = 0
+        self._header = b""
+        self._inspected: Future[Inspection] | None = None
 
     def begin(self, longest_s: float = _TURN_S) -> None:
         """Wait for memory for its weights, and then for reading it, for at most ``longest_s`` seconds each.
@@ -495,8 +505,9 @@ class Upload(Closing):
 
         Raises:
             BadRequest: The body is longer than announced.
-            OverBudget: The prefix has a graph that is too large for this node.
-            Overloaded: The node has no memory for the graph now.
+            UnsafeArtifact: The graph names something that is not allowed.
+            OverBudget: The prefix has a graph that is too large for this node, or computes more than it allows.
+            Overloaded: The node has no memory for the graph now, or the machine is too busy to check it.
         """
         if self._reservation is None:
             return
@@ -504,7 +515,9 @@ class Upload(Closing):
             raise BadRequest(f"the prefix has more than the {self._length} bytes that were announced")
         self._buffer.write(chunk)
         if self._buffer.tell() - len(chunk) < _LENGTH <= self._buffer.tell():
-            self._check_graph(int.from_bytes(self._buffer.getbuffer()[:_LENGTH], "little"))
+            self._header_bytes = int.from_bytes(self._buffer.getbuffer()[:_LENGTH], "little")
+            self._check_graph(self._header_bytes)
+        self._look_ahead()
 
     def finish(self) -> None:
         """Register the prefix; see ``Prefixes.put`` for further errors.
@@ -516,13 +529,28 @@ class Upload(Closing):
             return
         if self._buffer.tell() != self._length:
             raise BadRequest(f"the prefix ended after {self._buffer.tell()} of {self._length} bytes")
-        self._prefixes.put(self._digest, self._buffer.getvalue(), self._reservation, self._account.name)
+        body, tenant = self._buffer.getvalue(), self._account.name
+        is_inspected = body[_LENGTH : _LENGTH + self._header_bytes] == self._header
+        inspected = self._inspected if is_inspected else None
+        self._prefixes.put(self._digest, body, self._reservation, tenant, inspected)
 
     def close(self) -> None:
         """Release everything; a thread that waits in ``begin`` returns."""
         self._scope.cancel()
         self._buffer = BytesIO()
         self._held.close()
+
+    def _look_ahead(self) -> None:
+        """Have the graph inspected while the weights come, and what is wrong with it said before they all have."""
+        if self._inspected is not None:
+            if self._inspected.done():
+                self._inspected.result()
+            return
+        ends, before = _LENGTH + self._header_bytes, self._seen_bytes
+        self._seen_bytes = self._buffer.tell()
+        if before < ends <= self._seen_bytes <= self._length - _MANY_BYTES:
+            self._header = bytes(self._buffer.getbuffer()[_LENGTH:ends])
+            self._inspected = self._prefixes.inspect_ahead(self._header, self._account.name)
 
     def _check_graph(self, nbytes: int) -> None:
         if nbytes <= self._length and nbytes * PARSED_BYTES > self._parsing:
