@@ -725,24 +725,26 @@ def test_no_strangers_sizes_make_rows_that_mix_look_apart(name):
 HEAVY = torch.zeros(3 << 20)  # twelve megabytes of weights
 
 
-def test_a_graph_that_is_refused_is_refused_before_its_weights_have_come(images, inspector):
+def test_a_graph_is_inspected_while_its_weights_come_and_refused_once_they_have(images, inspector, monkeypatch):
     body = artifact([node("e", "aten.nonzero.default", X)], {"w": HEAVY})
+    inspected, inspect = threading.Event(), Inspector.inspect
+
+    def noted(*said, **more):
+        try:
+            return inspect(*said, **more)
+        finally:
+            inspected.set()
+
+    monkeypatch.setattr(Inspector, "inspect", noted)
     with Node(NodeSettings(memory_bytes=256 << 20), (images.as_uri(),), inspector) as serving:
         with serving.upload(digest_of(body), len(body)) as sending:
             sending.begin()
             sending.write(body[: 1 << 16])
-            sent = iter(range(1 << 16, len(body)))
-            until(lambda: is_refused(sending, body, sent))
-            assert next(sent) < len(body) // 2
+            assert inspected.wait(60)
+            sending.write(body[1 << 16 :])  # who is refused in the middle sees a connection that broke
+            with pytest.raises(UnsafeArtifact, match="nonzero"):
+                sending.finish()
         until(lambda: is_idle(serving))
-
-
-def is_refused(sending, body, sent):
-    place = next(sent)
-    with suppress(UnsafeArtifact):
-        sending.write(body[place : place + 1])
-        return False
-    return True
 
 
 @pytest.mark.parametrize("is_other", [False, True])

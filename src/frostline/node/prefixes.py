@@ -505,9 +505,8 @@ class Upload(Closing):
 
         Raises:
             BadRequest: The body is longer than announced.
-            UnsafeArtifact: The graph names something that is not allowed.
-            OverBudget: The prefix has a graph that is too large for this node, or computes more than it allows.
-            Overloaded: The node has no memory for the graph now, or the machine is too busy to check it.
+            OverBudget: The prefix has a graph that is too large for this node.
+            Overloaded: The node has no memory for the graph now.
         """
         if self._reservation is None:
             return
@@ -541,11 +540,10 @@ class Upload(Closing):
         self._held.close()
 
     def _look_ahead(self) -> None:
-        """Have the graph inspected while the weights come, and what is wrong with it said before they all have."""
-        if self._inspected is not None:
-            if self._inspected.done():
-                self._inspected.result()
-            return
+        """Have the graph inspected while the weights come. What is wrong with it is said once they have.
+
+        A client that is refused while it sends sees its connection end, and would send them all again.
+        """
         ends, before = _LENGTH + self._header_bytes, self._seen_bytes
         self._seen_bytes = self._buffer.tell()
         if before < ends <= self._seen_bytes <= self._length - _MANY_BYTES:
