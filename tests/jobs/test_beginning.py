@@ -793,7 +793,7 @@ def test_weights_that_come_too_late_beside_any_engine_are_waited_for_by_nobody(n
 
     def judged():
         left = Left(samples=500, samples_per_s=None)
-        return pays_for_upload(sides, Route(5), known_here(found_here), lambda: left, needed_s)
+        return pays_for_upload(sides, Route(5), known_here(found_here), lambda: left, None, needed_s)
 
     assert judged() is None, "nothing is known of the trainer"
     following = sides.next_request(500)
@@ -808,7 +808,18 @@ def test_a_trial_says_how_fast_the_trainers_engine_is_before_it_ran_a_row(needed
         {Route(5): 1, Route(0): 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=lambda: 0.0
     )
     left = Left(samples=500, samples_per_s=None)
-    assert pays_for_upload(BothSides(request_source), Route(5), known_here(10.0), lambda: left, needed_s) is pays
+    assert pays_for_upload(BothSides(request_source), Route(5), known_here(10.0), lambda: left, None, needed_s) is pays
+
+
+@pytest.mark.parametrize(("needed_s", "pays"), [(15, None), (150, False)])
+def test_the_checks_of_a_network_say_which_weights_come_too_late_beside_any_engine(needed_s, pays):
+    request_source = ShortestWait(
+        {Route(5): 1, Route(0): 1}, samples_per_request=8, bytes_per_sample=lambda _: 1, clock=lambda: 0.0
+    )
+    sides, left = BothSides(request_source), Left(samples=500, samples_per_s=None)
+    sides.close(Route(5))
+    assert pays_for_upload(sides, Route(5), known_here(None), lambda: left, 0.1, needed_s) is pays
+    assert sides.has_choice is (pays is None), "nothing that has come waits for the node"
 
 
 def test_weights_are_sent_when_the_job_has_something_of_them():

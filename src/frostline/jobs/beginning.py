@@ -253,7 +253,7 @@ class _NodeStart:
     def measure(self, cancellation: Cancellation, left: Callable[[], Left]) -> Measurements | None:
         """The engine of the node; None where it tries none, or does not run the network. Part of a ``Stage``."""
         # Whether the node runs it is asked while it tries engines: on a thin link each answer queues behind samples.
-        is_worth, made = partial(pays_for_upload, self.both_sides, self._line, self.found_here, left), None
+        is_worth, made = self._is_worth_sending(left), None
         shipping = Shipping(self.beside, self.network, cancellation, first_bytes=self.first_bytes, is_worth=is_worth)
         begin_at_node = partial(self._begin, shipping)
         try:
@@ -266,6 +266,10 @@ class _NodeStart:
     @property
     def _line(self) -> Route:
         return Route(self.context.cuts[-1].number)
+
+    def _is_worth_sending(self, left: Callable[[], Left]) -> Callable[[float], bool | None]:
+        given = (self.both_sides, self._line, self.found_here, left, self.network.row_s)
+        return partial(pays_for_upload, *given)
 
     def _begin(self, shipping: Shipping, max_waiting: int | None = None) -> None:
         if shipping.is_run():
@@ -293,7 +297,12 @@ class _NodeStart:
 
 
 def pays_for_upload(
-    both_sides: BothSides, line: Route, found_here: Future[FoundHere], left: Callable[[], Left], needed_s: float
+    both_sides: BothSides,
+    line: Route,
+    found_here: Future[FoundHere],
+    left: Callable[[], Left],
+    row_s: float | None,
+    needed_s: float,
 ) -> bool | None:
     """Whether weights are sent; None where that depends on an engine that the trainer has not found yet.
 
@@ -304,9 +313,11 @@ def pays_for_upload(
         line: the way of samples whose frozen layers the node runs.
         found_here: result of the trainer's trial, once there is one.
         left: function that gives the rest of the job.
+        row_s: seconds that the trainer takes for a row in eager PyTorch at most; None where nobody knows.
         needed_s: seconds that the weights take on the link.
     """
     here = both_sides.observed_speed(Route(0)) or (found_here.result().samples_per_s if found_here.done() else 0.0)
+    here = here or (0.0 if row_s is None else 1 / row_s)
     if not here:
         return None
     pays = is_worth_sending(needed_s=needed_s, samples_left=left().samples, samples_per_s=here)

@@ -347,11 +347,20 @@ class Shipping:
             return self._network.lacking_memory(self._context)
 
     def _let_pass(self) -> None:
-        seen, shipment = self._context.transport.statistics, self._context.shipment
-        wait_for_bytes(self._first_bytes, lambda: seen().bytes_received, self._cancellation)
-        link = seen()
-        if shipment is not None and link.transfer_bytes >= _TELLING_BYTES:
-            self._wait_until_worth(len(shipment.artifact), link.transfer_bytes / link.transfer_s)
+        is_judged = self._judge()  # as soon as may be: what has come here may wait for the node until then
+        wait_for_bytes(
+            self._first_bytes, lambda: self._context.transport.statistics().bytes_received, self._cancellation
+        )
+        if not is_judged:
+            self._judge()
+
+    def _judge(self) -> bool:
+        """Wait until an upload that takes long pays, if the link's rate is known; return whether it is."""
+        link, shipment = self._context.transport.statistics(), self._context.shipment
+        if shipment is None or link.transfer_bytes < _TELLING_BYTES:
+            return False
+        self._wait_until_worth(len(shipment.artifact), link.transfer_bytes / link.transfer_s)
+        return True
 
     def _wait_until_worth(self, nbytes: int, bytes_per_s: float) -> None:
         """Wait as long as the job is done before its weights would be there, which is told once.
