@@ -747,6 +747,31 @@ def test_a_graph_is_inspected_while_its_weights_come_and_refused_once_they_have(
         until(lambda: is_idle(serving))
 
 
+def test_uploads_that_end_behind_their_headers_have_one_thread_for_each_tenant(images, inspector, monkeypatch):
+    body = artifact([node("e", "aten.relu.default", X)], {"w": HEAVY})
+    begun, go_on, looked, inspect = threading.Event(), threading.Event(), [], Inspector.inspect
+
+    def held(*said, **more):
+        looked.append(more["tenant"])
+        begun.set()
+        assert go_on.wait(60)
+        return inspect(*said, **more)
+
+    monkeypatch.setattr(Inspector, "inspect", held)
+    with Node(NodeSettings(memory_bytes=256 << 20), (images.as_uri(),), inspector) as serving:
+        try:
+            for _ in range(5):
+                with serving.upload(digest_of(body), len(body)) as sending:
+                    sending.begin()
+                    sending.write(body[: 1 << 16])
+                    assert begun.wait(60)
+            assert len(looked) == 1
+        finally:
+            go_on.set()
+        until(lambda: not any("inspecting" in thread.name for thread in threading.enumerate()))
+        serving.put_prefix(digest_of(body), body)
+
+
 @pytest.mark.parametrize("is_other", [False, True])
 def test_what_is_inspected_is_the_header_that_the_file_has_in_the_end(images, inspector, monkeypatch, is_other):
     body = artifact([node("e", "aten.relu.default", X)], {"w": HEAVY})

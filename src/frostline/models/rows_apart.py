@@ -82,7 +82,7 @@ def keeps_rows_apart_by_runs(graph: Graph, inputs: Sequence[TensorSpec], tensors
 
         def observe(index: int, values: Sequence[Any], first: int = first, made: list[Any] = made) -> None:
             value = values[first + index]
-            made.append(tuple(value.shape) if isinstance(value, torch.Tensor) else value)
+            made.append(value.shape if isinstance(value, torch.Tensor) else value)
 
         try:
             with torch.no_grad():
@@ -101,7 +101,7 @@ _FAILING = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeErro
 def _seen_node(node: GraphNode, few: Any, more: Any) -> GraphNode | None:
     """The node with the dimensions that two runs gave it; None where these say too little."""
     match few, more:
-        case tuple(), tuple() if len(few) == len(more):
+        case torch.Size(), torch.Size() if len(few) == len(more):
             return replace(node, shape=tuple(map(_dimension, few, more)), size=None)
         case list(), list():
             return replace(node, shape=None, size=None)

@@ -197,7 +197,7 @@ class Prefixes:
             is_abandoned=is_abandoned,
         )
 
-    def inspect_ahead(self, header: bytes, tenant: str) -> "Future[Inspection] | None":
+    def inspect_ahead(self, header: bytes, tenant: str) -> "Future[Inspection | None] | None":
         """See ``TorchBridge.inspect_ahead``."""
         return self._bridge.inspect_ahead(header, tenant)
 
@@ -207,7 +207,7 @@ class Prefixes:
         body: bytes,
         reservation: WeightReservation[Resident],
         tenant: str,
-        inspected: "Future[Inspection] | None" = None,
+        inspected: "Future[Inspection | None] | None" = None,
     ) -> None:
         """Take an uploaded prefix.
 
@@ -226,7 +226,8 @@ class Prefixes:
         """
         if self._bridge.digest_of(body) != digest:
             raise BadRequest("the prefix does not match its digest: it changed on the way")
-        inspection = self._bridge.inspect(body, tenant) if inspected is None else inspected.result()
+        ahead = None if inspected is None else inspected.result()
+        inspection = ahead or self._bridge.inspect(body, tenant)
         prefix = self._bridge.read(body)
         reservation.resize(len(body) + len(prefix.graph.nodes) * _NODE_BYTES)
         engines = self._bridge.references(prefix, inspection)
@@ -469,7 +470,7 @@ class Upload(Closing):
         self._usual_parsed = min(self._parsing, _USUAL_PARSED, memory.batch_bytes // 2)
         self._header_bytes = self._seen_bytes = 0
         self._header = b""
-        self._inspected: Future[Inspection] | None = None
+        self._inspected: Future[Inspection | None] | None = None
 
     def begin(self, longest_s: float = _TURN_S) -> None:
         """Wait for memory for its weights, and then for reading it, for at most ``longest_s`` seconds each.

@@ -2,8 +2,7 @@
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
@@ -57,6 +56,7 @@ class TorchBridge:
         self._trials: Trials | None = None
         self._known: KnownWeights | None = None
         self.operations_per_s = 0.0
+        self._ahead: set[str] = set()  # tenants with a prefix that is inspected ahead
         self._is_closed = False
         self._devices = devices_of(settings.device)
         # Parts of one processor share engines, and of the others some run one batch at a time.
@@ -140,30 +140,33 @@ class TorchBridge:
 
         return None if self._inspector is None else self._inspected(header_of(body), tenant, tokenizer_of(body))
 
-    def inspect_ahead(self, header: bytes, tenant: str) -> "Future[Inspection] | None":
-        """Inspect a prefix while its weights still come; None if it comes from this process, or has a tokenizer.
+    def inspect_ahead(self, header: bytes, tenant: str) -> "Future[Inspection | None] | None":
+        """Begin to inspect a prefix while its weights still come; the result is None if it has a tokenizer.
+
+        Returns None if the prefix comes from this process, or another one of the tenant is inspected ahead: whoever
+        ends uploads behind their headers has one thread here.
 
         Args:
             header: header of its file.
             tenant: name of the tenant that uploads it.
         """
+        with self._lock:
+            if self._inspector is None or tenant in self._ahead:
+                return None
+            self._ahead.add(tenant)
+        thread = ThreadPoolExecutor(1, "frostline-inspecting")
+        found = thread.submit(self._inspected_ahead, header, tenant)
+        thread.shutdown(wait=False)
+        return found
+
+    def _inspected_ahead(self, header: bytes, tenant: str) -> "Inspection | None":
         from frostline.models.artifact import tokenizer_span
 
-        if self._inspector is None:
-            return None
-        found: Future[Inspection] = Future()
-
-        def run() -> None:
-            try:
-                found.set_result(self._inspected(header, tenant))
-            except BaseException as error:  # noqa: BLE001 -- raised to whoever asks
-                found.set_exception(error)
-
-        with suppress(UnsafeArtifact):  # which the whole file says again
-            if tokenizer_span(header) == (0, 0):
-                threading.Thread(target=run, name="frostline-inspecting", daemon=True).start()
-                return found
-        return None
+        try:
+            return self._inspected(header, tenant) if tokenizer_span(header) == (0, 0) else None
+        finally:
+            with self._lock:
+                self._ahead.remove(tenant)
 
     def _inspected(self, header: bytes, tenant: str, tokenizer: bytes = b"") -> "Inspection":
         assert self._inspector is not None, "prefixes come from elsewhere"
